@@ -7,15 +7,17 @@ keys share one cluster slot (`tickets` and `{tickets}:results` hash alike) and o
 import re
 from dataclasses import dataclass
 
-# Braces would move the hash tag, and with it the slot; white space and control characters break every tool.
-_QUEUE_NAME = re.compile(r"[^\s{}\x00-\x1f\x7f]{1,200}")
+# Braces would move the hash tag, and with it the slot; white space and control characters break every tool; and
+# a lone surrogate, which is what Python makes of a command line that is no UTF-8, cannot be sent at all.
+_QUEUE_NAME = re.compile(r"[^\s{}\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,200}")
 
 
 @dataclass(frozen=True)
 class Keys:
     """The keys of one queue.
 
-    Raises ValueError for a name that is empty, over 200 characters, or has braces, white space or control characters.
+    Raises ValueError for a name that is empty, over 200 characters, or has braces, white space, control characters
+    or lone surrogates.
     """
 
     queue: str

@@ -101,7 +101,7 @@ def to_fields(record: msgspec.Struct, skip: Iterable[str] = ()) -> list[str | by
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if value is not None and name not in skip:
-            flat += [name, value if isinstance(value, str | bytes) else msgspec.json.encode(value)]
+            flat += [name, value if isinstance(value, str | bytes) else msgspec.json.encode(value).decode()]
     return flat
 
 
@@ -115,13 +115,16 @@ def from_fields(kind: type[_R], fields: Mapping[bytes, bytes]) -> _R:
     for field in msgspec.structs.fields(kind):
         raw = fields.get(field.name.encode())
         if raw is not None:
-            values[field.name] = _decode_value(raw, field.type)
+            values[field.name] = _decode_value(field.name, raw, field.type)
     return msgspec.convert(values, kind)
 
 
-def _decode_value(raw: bytes, kind: Any) -> Any:
+def _decode_value(name: str, raw: bytes, kind: Any) -> Any:
     if kind is bytes:
         return raw
-    if kind is str:
-        return raw.decode("utf-8")
-    return msgspec.json.decode(raw, type=kind)
+    try:
+        return raw.decode("utf-8") if kind is str else msgspec.json.decode(raw, type=kind)
+    except UnicodeDecodeError as error:
+        raise msgspec.ValidationError(f"field '{name}': invalid UTF-8 at byte {error.start}") from None
+    except msgspec.DecodeError as error:  # not JSON at all, or of another type
+        raise msgspec.ValidationError(f"field '{name}': {error}") from None

@@ -16,6 +16,10 @@ PUSHED_AT_FIELD = "pushed_at_ms"
 _T = TypeVar("_T")
 
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ESCAPED_PAIR_OR_BACKSLASH = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\\\")
+
+# Beyond it arithmetic in floats overflows, and the exception would be the whole batch's.
+_MAX_MS = 2**63 - 1
 
 
 class TicketError(Exception):
@@ -51,7 +55,10 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode_ticket(payload: bytes, max_bytes: int = MAX_TICKET_BYTES) -> Ticket:
-    """Read a payload from the queue. Raises TicketError, and nothing else, for whatever is not a ticket."""
+    """Read a payload from the queue. Raises TicketError, and nothing else, for whatever is not a ticket.
+
+    Of a repeated key the last value counts, as in nearly every JSON reader.
+    """
     fields = _decode_object(payload, max_bytes)
     body = _take(fields, "body", str)
     if body is None:
@@ -63,14 +70,17 @@ def decode_ticket(payload: bytes, max_bytes: int = MAX_TICKET_BYTES) -> Ticket:
         id=content_id(payload) if own_id is None else own_id,
         body=body,
         subject=_take(fields, "subject", str),
-        pushed_at_ms=_take(fields, PUSHED_AT_FIELD, int),
+        pushed_at_ms=_take_time(fields, PUSHED_AT_FIELD),
         has_own_id=own_id is not None,
         extra=fields,
     )
 
 
 def encode_ticket(ticket: Ticket) -> bytes:
-    """The payload `decode_ticket` reads back. A content hash is left out: it is made again from the payload."""
+    """The payload `decode_ticket` reads back. A content hash is left out: it is made again from the payload.
+
+    Raises TicketError for a ticket with a lone surrogate in its text, which has no UTF-8.
+    """
     fields: dict[str, Any] = {"id": ticket.id} if ticket.has_own_id else {}
     if ticket.subject is not None:
         fields["subject"] = ticket.subject
@@ -78,7 +88,10 @@ def encode_ticket(ticket: Ticket) -> bytes:
     fields.update(ticket.extra)
     if ticket.pushed_at_ms is not None:
         fields[PUSHED_AT_FIELD] = ticket.pushed_at_ms
-    return msgspec.json.encode(fields)
+    try:
+        return msgspec.json.encode(fields)
+    except UnicodeEncodeError:
+        raise TicketError("not_utf8", "a lone surrogate has no UTF-8") from None
 
 
 def content_id(payload: bytes) -> str:
@@ -116,6 +129,13 @@ def _take(fields: dict[str, msgspec.Raw], name: str, kind: type[_T]) -> _T | Non
         raise TicketError("not_json", f"field '{name}': {_why_not_json(bytes(raw), error)}") from None
 
 
+def _take_time(fields: dict[str, msgspec.Raw], name: str) -> int | None:
+    value = _take(fields, name, int)
+    if value is not None and abs(value) > _MAX_MS:
+        raise TicketError("wrong_type", f"field '{name}': expected a 64-bit integer")
+    return value
+
+
 def _check_id(ticket_id: str) -> None:
     size = len(ticket_id.encode())
     if not 0 < size <= MAX_ID_BYTES:
@@ -123,6 +143,6 @@ def _check_id(ticket_id: str) -> None:
 
 
 def _why_not_json(payload: bytes, error: msgspec.DecodeError) -> str:
-    if _ESCAPED_SURROGATE.search(payload):
+    if _ESCAPED_SURROGATE.search(_ESCAPED_PAIR_OR_BACKSLASH.sub(b" ", payload)):
         return "an escaped surrogate without its other half"  # msgspec says "truncated", which misleads
     return str(error)

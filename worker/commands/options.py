@@ -1,0 +1,55 @@
+"""Options that several commands share, so that they are spelled and explained alike."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from wire import Keys
+from worker.engine.catalogue import DEFAULT_MODEL
+from worker.engine.task import DEFAULT_TASK
+from worker.errors import UsageError
+from worker.log import LEVELS, configure
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_URL = "redis://localhost:6379/0"
+
+
+def _keys(context: click.Context, parameter: click.Parameter, name: str) -> Keys:
+    try:
+        return Keys(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _configure(context: click.Context, parameter: click.Parameter, level: str) -> str:
+    configure(level)
+    return level
+
+
+queue_option = click.option(
+    "--queue", "keys", default="tickets", show_default=True, callback=_keys, help="Name of the queue: the Redis list."
+)
+url_option = click.option(
+    "--url", envvar="REDIS_URL", default=DEFAULT_URL, show_default=True, help="Redis to use; also REDIS_URL."
+)
+task_option = click.option(
+    "--task", default=DEFAULT_TASK, show_default=True, help="Task to ask: a built-in one's name, or a TOML file."
+)
+model_option = click.option(
+    "--model", default=DEFAULT_MODEL, show_default=True, help="Model: a name, a folder, or a Hugging Face id."
+)
+threads_option = click.option(
+    "--threads", type=click.IntRange(1), help="Processor threads for the model.  [default: all cores]"
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+log_level_option = click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    default="info",
+    show_default=True,
+    callback=_configure,
+    expose_value=False,
+    help="Least important log line to write.",
+)

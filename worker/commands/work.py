@@ -1,0 +1,185 @@
+"""`lengthwise work`: one worker, from start to stop."""
+
+import os
+import secrets
+import socket
+import time
+from typing import Any
+
+import click
+import structlog
+
+from wire import BatchReport, Keys
+from worker.commands.options import (
+    log_level_option,
+    model_option,
+    queue_option,
+    task_option,
+    threads_option,
+    url_option,
+)
+from worker.drain import Drain, Drained
+from worker.ports import Answer, Identity, Receipt
+from worker.queue.claims import QueueSettings, RedisQueue
+from worker.queue.verbs import StreamLengths
+from worker.stop import Stop, StoppedAtOnce
+
+log = structlog.get_logger("lengthwise.work")
+
+
+@click.command()
+@queue_option
+@url_option
+@task_option
+@model_option
+@click.option(
+    "--drain-size", type=click.IntRange(1, 100_000), default=256, show_default=True, help="Most tickets a claim."
+)
+@click.option(
+    "--lease",
+    "lease_s",
+    type=click.FloatRange(0.2),
+    default=30.0,
+    show_default=True,
+    help="Seconds a claim is held without a sign of life.",
+)
+@click.option("--burst", is_flag=True, help="Exit when the queue is drained.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["padded", "single"]),
+    default="padded",
+    show_default=True,
+    help="How tickets are run through the model.",
+)
+@threads_option
+@click.option("--name", help="The worker's name.  [default: host, process id and a random part]")
+@click.option(
+    "--window",
+    "window_s",
+    type=click.FloatRange(0),
+    default=24 * 3600.0,
+    show_default=True,
+    help="Seconds in which a ticket id is published once.",
+)
+@click.option(
+    "--results-length", type=click.IntRange(0), default=1_000_000, show_default=True, help="Labels kept, about; 0: all."
+)
+@click.option(
+    "--metrics-length",
+    type=click.IntRange(0),
+    default=100_000,
+    show_default=True,
+    help="Metrics entries kept, about; 0: all.",
+)
+@click.option(
+    "--dead-length", type=click.IntRange(0), default=0, show_default=True, help="Dead letters kept, about; 0: all."
+)
+@click.option(
+    "--crash-limit",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Crashes after which a ticket is buried, if it was alone in the last.",
+)
+@click.option(
+    "--max-ticket-bytes",
+    type=click.IntRange(1),
+    default=64 * 1024,
+    show_default=True,
+    help="Larger payloads become dead letters.",
+)
+@click.option("--no-retry", is_flag=True, help="Exit with 69 when Redis is gone, instead of waiting for it.")
+@log_level_option
+def work(
+    keys: Keys,
+    url: str,
+    task: str,
+    model: str,
+    drain_size: int,
+    lease_s: float,
+    burst: bool,
+    strategy: str,
+    threads: int | None,
+    name: str | None,
+    window_s: float,
+    results_length: int,
+    metrics_length: int,
+    dead_length: int,
+    crash_limit: int,
+    max_ticket_bytes: int,
+    no_retry: bool,
+) -> None:
+    """Label tickets from a queue until stopped.
+
+    SIGTERM or Ctrl-C once: finish the batch and hand back the rest. Twice: hand back at once. Start as many workers
+    side by side as you like; give each its share of the cores with --threads.
+    """
+    stop = Stop()
+    stop.listen()
+    worker = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    settings = QueueSettings(
+        drain_size=drain_size,
+        lease_ms=int(lease_s * 1000),
+        window_ms=int(window_s * 1000),
+        crash_limit=crash_limit,
+        lengths=StreamLengths(results=results_length, metrics=metrics_length, dead=dead_length),
+    )
+    state: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "started_at_ms": int(time.time() * 1000)}
+    with RedisQueue(url, keys, worker, settings, stop, patient=not no_retry, state=lambda: state) as queue:
+        # Imported late: a queue that cannot be reached should say so at once, not after torch was loaded.
+        from worker.engine import Classifier
+
+        classifier = Classifier.load(task, model, strategy=strategy, threads=threads)
+        _log_start(worker, keys, classifier.identity, classifier.labels)
+        state |= {"model": model, "task": task, "strategy": strategy}
+        drain = Drain(queue, classifier, worker, stop, burst, max_ticket_bytes, observe=_log_batch)
+        try:
+            drain.run()
+        except StoppedAtOnce:
+            log.warning("stopped at once", worker=worker)
+        _log_end(worker, drain.done)
+
+
+def _log_start(worker: str, keys: Keys, identity: Identity, labels: tuple[str, ...]) -> None:
+    log.info(
+        "ready",
+        worker=worker,
+        queue=keys.queue,
+        model=identity.model,
+        task=identity.task,
+        labels=list(labels),
+        strategy=identity.strategy,
+        certificate=identity.certificate,
+    )
+
+
+def _log_batch(report: BatchReport, receipt: Receipt) -> None:
+    """One line a batch: numbers and names, never a ticket's text."""
+    if receipt.answer is Answer.FENCED:
+        log.warning("batch fenced: another worker took the claim over", batch=report.batch, size=report.size)
+        return
+    log.info(
+        "batch",
+        batch=report.batch,
+        size=report.size,
+        published=receipt.published,
+        duplicates=receipt.duplicates,
+        dead=report.dead,
+        tokens=report.tokens_computed,
+        padding=round(report.padding_ratio, 3),
+        score_ms=round(report.score_ms),
+        closed=report.closed,
+        depth=receipt.depth,
+    )
+
+
+def _log_end(worker: str, done: Drained) -> None:
+    log.info(
+        "ended",
+        worker=worker,
+        batches=done.batches,
+        published=done.published,
+        duplicates=done.duplicates,
+        dead=done.dead,
+        fenced=done.fenced,
+    )

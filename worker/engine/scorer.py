@@ -1,0 +1,53 @@
+"""One forward pass -> label scores: the label rows of the output layer, read along the label tree."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+
+from worker.engine.tree import LabelTree
+
+# A matrix product with fewer rows takes another kernel, and with it other bits.
+_LEAST_ROWS = 16
+
+
+class Strategy(Protocol):
+    """A way to get from prompts to hidden states."""
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics and certificates."""
+
+    def hidden(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, int]:
+        """Hidden states `[prompts, reads, hidden]` where the tree is read, and the tokens that were run for them."""
+
+
+class LabelHead:
+    """The label rows of the output layer, and how they make log-probabilities."""
+
+    def __init__(self, model: Any, tree: LabelTree) -> None:
+        self._tree = tree
+        rows = [token for choice in tree.choices for token in choice]
+        padded = rows + rows[:1] * (_LEAST_ROWS - len(rows))
+        output = model.get_output_embeddings()
+        index = torch.tensor(padded, device=output.weight.device)
+        self._weight = output.weight[index].contiguous()
+        self._bias = None if output.bias is None else output.bias[index].contiguous()
+        ends = torch.tensor([len(choice) for choice in tree.choices]).cumsum(0).tolist()
+        self._spans = list(zip([0, *ends[:-1]], ends, strict=True))
+
+    def log_probs(self, states: torch.Tensor) -> torch.Tensor:
+        """`[prompts, reads, hidden]` -> `[prompts, labels]`, float32 log-probabilities that add up to one."""
+        choices = []
+        for read, (start, end) in enumerate(self._spans):
+            scores = self._scores(states[:, read])[:, start:end]
+            choices.append(scores.float().log_softmax(dim=-1))
+        labels = [sum((choices[read][:, choice] for read, choice in path)) for path in self._tree.paths]
+        return torch.stack([torch.as_tensor(label) for label in labels], dim=1)
+
+    def _scores(self, states: torch.Tensor) -> torch.Tensor:
+        prompts = states.shape[0]
+        if prompts < _LEAST_ROWS:
+            states = torch.cat([states, states[:1].expand(_LEAST_ROWS - prompts, -1)])
+        return F.linear(states, self._weight, self._bias)[:prompts]

@@ -1,0 +1,119 @@
+"""What the drain loop passes to and gets from its two neighbours, the queue and the classifier.
+
+Neither neighbour is imported: the loop can be run against any pair that keeps these two Protocols.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from wire import BatchReport, DeadLetter, Label
+from worker.engine.plan import Batch
+from worker.engine.prompt import Prompt
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """One payload of a claim, exactly as it was pushed."""
+
+    index: int
+    payload: bytes
+    crashes: int = 0  # workers that ended without a word while they had it
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Tickets leased to this worker, oldest first."""
+
+    id: str
+    tickets: tuple[Claimed, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One batch, ready to be committed. The numbers are the tickets' indexes in the claim."""
+
+    labels: Sequence[tuple[int, str | None, Label]]  # with the id to check for duplicates, None for no check
+    dead: Sequence[tuple[int, DeadLetter]]  # their payload is left empty: the claim has it
+    report: BatchReport
+
+
+class Answer(Enum):
+    """What became of a commit."""
+
+    OK = "OK"
+    ALREADY = "ALREADY"  # it was done before; the reply was lost
+    FENCED = "FENCED"  # the claim was taken over, nothing was published
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The answer to a commit. The counts are known for OK alone."""
+
+    answer: Answer
+    published: int = 0
+    duplicates: int = 0
+    depth: int = 0
+
+
+class Queue(Protocol):
+    """Where tickets come from and labels go to. Used from two threads: one claims, one commits."""
+
+    def claim(self) -> Claim | None:
+        """The next tickets; None if there were none for about a second."""
+
+    def commit(self, claim: Claim, outcome: Outcome) -> Receipt:
+        """Publish one batch of the claim, whole or not at all."""
+
+    def release(self, claim: Claim) -> int:
+        """Hand back what the claim still owes, in order, and say how many that were."""
+
+    def lease_margin_ms(self, claim: Claim) -> float:
+        """What is left of the claim's lease by this machine's monotonic clock; negative once it ran out."""
+
+    def take_reclaimed(self) -> int:
+        """Tickets taken back from dead workers since this was last asked."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores of some prompts, in their order."""
+
+    log_probs: Sequence[Sequence[float]]  # per prompt, one log-probability a label, in the task's order
+    tokens_computed: int  # tokens the model really ran, padding included
+
+
+class Classifier(Protocol):
+    """Text in, label scores out."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The task's labels; the order of all scores."""
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Length of the part of the prompt that is run once and reused."""
+
+    @property
+    def identity(self) -> "Identity":
+        """What made a label, for every result and metric."""
+
+    def tokenise(self, texts: Sequence[str]) -> list[Prompt]:
+        """Prompts for the texts, in their order. Used from the claiming thread."""
+
+    def plan(self, prompts: Sequence[Prompt]) -> list[Batch]:
+        """Batches that together hold every prompt once."""
+
+    def score(self, prompts: Sequence[Prompt]) -> Scored:
+        """One forward pass over the prompts."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What made a label."""
+
+    model: str
+    task: str
+    strategy: str
+    certificate: str

@@ -1,0 +1,1 @@
+"""Claims, leases and commits: the worker's side of Redis. Redis lives only here; no model is known."""
