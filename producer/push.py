@@ -1,7 +1,6 @@
 """Tickets into the queue: many a round trip, never past the cap, and always known how many went in."""
 
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from redis.retry import Retry
 from producer.errors import QueueFullError, RedisUnavailableError, RefusedTicketError
 from producer.prepare import Prepared, TicketLike, prepare
 from wire.keys import Keys
+from wire.url import mask_url
 
 DEFAULT_URL = "redis://localhost:6379/0"
 CHUNK_SIZE = 500
@@ -26,8 +26,6 @@ REPLY_TIMEOUT_S = 30.0
 
 _SCRIPT = files("producer").joinpath("lua/push.lua").read_text("utf-8")
 _ANSWERS = (ResponseError, AuthenticationError, BusyLoadingError)
-_USER_PASSWORD = re.compile(r"(://[^:/?#]*):.*@")  # greedy: a password may hold any character, an @ too
-_QUERY_PASSWORD = re.compile(r"([?&]password=)[^&]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +168,6 @@ class Producer:
             raise RedisUnavailableError(f"{cause}\n{hint}", pushed, at_stake) from error
 
 
-def mask_url(url: str) -> str:
-    """The URL with its password hidden, for messages."""
-    return _QUERY_PASSWORD.sub(r"\1***", _USER_PASSWORD.sub(r"\1:***@", url))
-
-
 def _client(url: str) -> redis.Redis:
     try:
         return redis.Redis.from_url(
@@ -188,5 +181,5 @@ def _client(url: str) -> redis.Redis:
 
 
 def _brief(error: RedisError) -> str:
-    """Redis' own words, without the arguments that it quotes in some of them."""
-    return str(error).partition(", with args")[0]
+    """Redis' own words, without the arguments that it quotes in some of them, nor the place in our script."""
+    return str(error).partition(", with args")[0].partition(" script: ")[0]

@@ -13,6 +13,8 @@ COMMANDS = {
     "push": ("producer.cli", "push", "Put tickets from files or standard input into a queue."),
     "work": ("worker.commands.work", "work", "Label tickets from a queue until stopped."),
     "results": ("worker.commands.results", "results", "Show labels as they are published."),
+    "verify": ("worker.verify", "verify", "Show that batching changes no label, on your own tickets."),
+    "bench": ("worker.bench", "bench", "Measure ways of labelling the same tickets on this machine."),
     "model": ("worker.commands.model", "model", "List, fetch and inspect models."),
     "server": ("worker.commands.server", "server", "Run a queue server, for a machine without Redis."),
 }
@@ -59,8 +61,6 @@ def main() -> None:
         sys.exit(EXIT_USAGE if isinstance(error, click.UsageError) else error.exit_code)
     except click.Abort:
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
     except Exception as error:  # noqa: BLE001 - the last line of defence: everything becomes a message and a code
         code = getattr(error, "exit_code", None)
         if not isinstance(code, int):

@@ -170,10 +170,11 @@ def _agreement(samples: Sequence[dict[str, str]], labels: Sequence[Label], task:
     if not by_length:
         return 0.0
     chosen = by_length[:: max(1, len(by_length) // AGREEMENT_SAMPLE)]
-    alone = Classifier.load(task, model, strategy="single")
+    alone = Classifier.load(task, model)
     tickets = [_as_text(sample) for sample in chosen]
     same = [
-        result.label == published[sample["id"]] for sample, result in zip(chosen, alone.classify(tickets), strict=True)
+        alone.classify([ticket])[0].label == published[sample["id"]]
+        for sample, ticket in zip(chosen, tickets, strict=True)
     ]
     return sum(same) / len(same)
 

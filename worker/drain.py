@@ -66,16 +66,15 @@ class Drain:
         finished = False
         try:
             for number, batch in enumerate(load.batches, start=1):
-                last = number == len(load.batches)
-                if last:
+                if self.stop.is_set():
+                    return
+                if number == len(load.batches):
                     ahead.fetch()
                 # Rejects need no scoring; they are buried with the first batch.
                 rejects = load.rejects if number == 1 else ()
                 if not self._publish(load, batch, rejects, f"{load.claim.id}.{number}"):
                     self.done.fenced += 1
                     break
-                if self.stop.is_set() and not last:
-                    return
             finished = True
         finally:
             if not finished:

@@ -186,6 +186,13 @@ def test_a_missing_field_is_named_or_takes_its_default(record: msgspec.Struct, n
         assert getattr(from_fields(type(record), fields), name) == field.default
 
 
+def test_what_an_absent_field_means() -> None:
+    """A reader takes an absent field for nothing or zero, and an absent attempt for the first."""
+    for kind in KINDS:
+        defaults = {field.name: field.default for field in msgspec.structs.fields(kind) if not field.required}
+        assert all(value in ((1,) if name == "attempt" else (0, None)) for name, value in defaults.items())
+
+
 def test_none_is_not_sent() -> None:
     """A field that is None does not cross at all, so that a reader never meets the word null."""
     for record in SAMPLES:

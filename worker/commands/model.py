@@ -39,8 +39,9 @@ def show(task: str, model: str, as_json: bool) -> None:
     from worker.engine.prompt import Prompter
     from worker.engine.task import load_task
 
+    question = load_task(task)  # first: what is wrong with it should be said at once
     tokenizer = load_tokenizer(model)
-    prompter = Prompter(load_task(task), tokenizer, window=min(int(tokenizer.model_max_length), 1 << 20))
+    prompter = Prompter(question, tokenizer, window=min(int(tokenizer.model_max_length), 1 << 20))
     head, tail = tokenizer.decode([*prompter.prefix_ids, *prompter.lead_ids]), tokenizer.decode(prompter.tail_ids)
     shown = {
         "prefix_tokens": len(prompter.prefix_ids),

@@ -41,8 +41,31 @@ model_option = click.option(
     "--model", default=DEFAULT_MODEL, show_default=True, help="Model: a name, a folder, or a Hugging Face id."
 )
 threads_option = click.option(
-    "--threads", type=click.IntRange(1), help="Processor threads for the model.  [default: all cores]"
+    "--threads", type=click.IntRange(1), help="Processor threads for the model.  [default: all usable cores]"
 )
+dtype_option = click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), help="Arithmetic.  [default: the faster one here, measured]"
+)
+
+
+def strategy_options(command: F) -> F:
+    """How tickets are run through the model; what is not given is chosen by measurement."""
+    options = (
+        click.option(
+            "--strategy",
+            type=click.Choice(["packed", "padded", "single"]),
+            help="How tickets are run.  [default: the first that changes no label in a batch]",
+        ),
+        dtype_option,
+        click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1, mps."),
+        threads_option,
+        click.option("--tokens", type=click.IntRange(1), help="Most tokens a batch.  [default: measured]"),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 log_level_option = click.option(
     "--log-level",

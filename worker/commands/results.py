@@ -1,5 +1,8 @@
 """`lengthwise results`: labels as they are published."""
 
+import os
+import sys
+
 import click
 import msgspec
 import redis
@@ -27,6 +30,8 @@ def results(keys: Keys, url: str, last: int, follow: bool, as_json: bool) -> Non
         raise unavailable(url, error) from error
     except KeyboardInterrupt:
         pass
+    except BrokenPipeError:  # `| head` has seen enough, and what is left to flush goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_json(label: Label) -> None:
@@ -35,4 +40,10 @@ def _show_json(label: Label) -> None:
 
 def _show_line(label: Label) -> None:
     note = f"  ({label.truncated_tokens} tokens cut)" if label.truncated_tokens else ""
-    click.echo(f"{label.id:<36} {label.label:<24} {label.confidence:6.1%}  margin {label.margin:5.2f}{note}")
+    ticket = _printable(label.id)
+    click.echo(f"{ticket:<36} {label.label:<24} {label.confidence:6.1%}  margin {label.margin:5.2f}{note}")
+
+
+def _printable(text: str) -> str:
+    """The text without what could move the cursor: anybody who may push chooses a ticket's id."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

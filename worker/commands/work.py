@@ -4,7 +4,7 @@ import os
 import secrets
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import structlog
@@ -14,8 +14,8 @@ from worker.commands.options import (
     log_level_option,
     model_option,
     queue_option,
+    strategy_options,
     task_option,
-    threads_option,
     url_option,
 )
 from worker.drain import Drain, Drained
@@ -23,6 +23,9 @@ from worker.ports import Answer, Identity, Receipt
 from worker.queue.claims import QueueSettings, RedisQueue
 from worker.queue.verbs import StreamLengths
 from worker.stop import Stop, StoppedAtOnce
+
+if TYPE_CHECKING:
+    from worker.engine.classifier import Choices
 
 log = structlog.get_logger("lengthwise.work")
 
@@ -44,14 +47,7 @@ log = structlog.get_logger("lengthwise.work")
     help="Seconds a claim is held without a sign of life.",
 )
 @click.option("--burst", is_flag=True, help="Exit when the queue is drained.")
-@click.option(
-    "--strategy",
-    type=click.Choice(["padded", "single"]),
-    default="padded",
-    show_default=True,
-    help="How tickets are run through the model.",
-)
-@threads_option
+@strategy_options
 @click.option("--name", help="The worker's name.  [default: host, process id and a random part]")
 @click.option(
     "--window",
@@ -98,8 +94,11 @@ def work(
     drain_size: int,
     lease_s: float,
     burst: bool,
-    strategy: str,
+    strategy: str | None,
+    dtype: str | None,
+    device: str,
     threads: int | None,
+    tokens: int | None,
     name: str | None,
     window_s: float,
     results_length: int,
@@ -129,9 +128,12 @@ def work(
         # Imported late: a queue that cannot be reached should say so at once, not after torch was loaded.
         from worker.engine import Classifier
 
-        classifier = Classifier.load(task, model, strategy=strategy, threads=threads)
-        _log_start(worker, keys, classifier.identity, classifier.labels)
-        state |= {"model": model, "task": task, "strategy": strategy}
+        classifier = Classifier.load(
+            task, model, strategy=strategy, dtype=dtype, device=device, threads=threads, tokens=tokens
+        )
+        identity = classifier.identity
+        _log_start(worker, keys, identity, classifier.choices)
+        state |= {"model": identity.model, "task": identity.task, "strategy": identity.strategy}
         drain = Drain(queue, classifier, worker, stop, burst, max_ticket_bytes, observe=_log_batch)
         try:
             drain.run()
@@ -140,16 +142,20 @@ def work(
         _log_end(worker, drain.done)
 
 
-def _log_start(worker: str, keys: Keys, identity: Identity, labels: tuple[str, ...]) -> None:
+def _log_start(worker: str, keys: Keys, identity: Identity, choices: "Choices") -> None:
     log.info(
         "ready",
         worker=worker,
         queue=keys.queue,
         model=identity.model,
         task=identity.task,
-        labels=list(labels),
         strategy=identity.strategy,
         certificate=identity.certificate,
+        dtype=choices.dtype,
+        threads=choices.threads,
+        tokens_a_batch=choices.tokens,
+        fused=choices.fused,
+        because=choices.reasons,
     )
 
 

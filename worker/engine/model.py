@@ -57,14 +57,14 @@ def load_tokenizer(name: str) -> Any:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
 
 
-def load_model(name: str, dtype: "torch.dtype", *, device: str = "cpu", attention: str = "sdpa") -> LoadedModel:
+def load_model(name: str, dtype: "torch.dtype", *, device: str = "cpu") -> LoadedModel:
     """Load model and tokenizer. Safetensors only, no code from the model's makers. Raises ConfigError."""
     tokenizer = load_tokenizer(name)
     from transformers import AutoModelForCausalLM
 
     with _explained(name):
         model = AutoModelForCausalLM.from_pretrained(
-            locate(name), dtype=dtype, attn_implementation=attention, use_safetensors=True, trust_remote_code=False
+            locate(name), dtype=dtype, use_safetensors=True, trust_remote_code=False
         )
     # from_pretrained has put it into evaluation mode already.
     model.requires_grad_(False).to(device)  # type: ignore[arg-type]  # its decorator hides the overloads

@@ -18,6 +18,7 @@ class Padded:
     """
 
     name = "padded"
+    takes_any_mix = False
 
     def __init__(self, model: Any, prefix_ids: Sequence[int], tree: LabelTree) -> None:
         self._model, self._tree = model, tree
@@ -29,8 +30,11 @@ class Padded:
 
     def hidden(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, int]:
         """Hidden states `[prompts, reads, hidden]` where the tree is read, and the tokens that were run for them."""
+        return self.padded_to(max(map(len, prompts)), prompts)
+
+    def padded_to(self, longest: int, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, int]:
+        """`hidden`, with every prompt padded to `longest` tokens."""
         lengths = torch.tensor([len(ids) for ids in prompts])
-        longest = int(lengths.max())
         ids = torch.full((len(prompts), longest + len(self._tree.ids)), _PAD_ID)
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) : longest] = torch.tensor(prompt)
@@ -88,6 +92,7 @@ class Single:
     """
 
     name = "single"
+    takes_any_mix = True
 
     def __init__(self, model: Any, prefix_ids: Sequence[int], tree: LabelTree) -> None:
         self._model, self._prefix_ids, self._tree = model, list(prefix_ids), tree
@@ -99,7 +104,14 @@ class Single:
         for prompt in prompts:
             for node in self._tree.reads:
                 ids = [*self._prefix_ids, *prompt, *self._tree.path_to(node)]
-                output = self._model.base_model(input_ids=torch.tensor([ids], device=self._device), use_cache=False)
-                states.append(output.last_hidden_state[0, -1])
+                states.append(self._last_state(ids))
                 tokens += len(ids)
         return torch.stack(states).view(len(prompts), len(self._tree.reads), -1), tokens
+
+    def _last_state(self, ids: Sequence[int]) -> torch.Tensor:
+        return self._states(ids)[0, -1]
+
+    def _states(self, ids: Sequence[int]) -> torch.Tensor:
+        output = self._model.base_model(input_ids=torch.tensor([ids], device=self._device), use_cache=False)
+        states: torch.Tensor = output.last_hidden_state
+        return states

@@ -24,6 +24,7 @@ class PlainTokenizer:
         self._added = {int(token["id"]) for token in description["added_tokens"]}
         description.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
         self._tokenizer = Tokenizer.from_str(json.dumps(description))
+        self.ordinary_ids = sorted(set(self._tokenizer.get_vocab().values()) - self._added)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, in their order."""

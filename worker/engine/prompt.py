@@ -86,6 +86,7 @@ class Prompter:
         self.label_ids = {label: tuple(_ids(tokenizer, form.label_lead + label)) for label in task.labels}
         self.tree: LabelTree = build_tree(self.label_ids, _end_id(tokenizer, task.form))
         fixed = len(head) + len(self.tail_ids) + len(self.tree.ids)
+        self.ordinary_ids = self._plain.ordinary_ids
         self.room = min(task.max_ticket_tokens, window - fixed)
         if self.room < 2:
             raise ConfigError(
@@ -95,9 +96,10 @@ class Prompter:
 
     def prompts(self, texts: Sequence[str]) -> list[Prompt]:
         """One prompt a text, in their order. No id of an added token is in a text's span, whatever it contains."""
-        return [self._prompt(ids) for ids in self._plain.encode([text.strip() for text in texts])]
+        return [self.wrap(ids) for ids in self._plain.encode([text.strip() for text in texts])]
 
-    def _prompt(self, ticket: Sequence[int]) -> Prompt:
+    def wrap(self, ticket: Sequence[int]) -> Prompt:
+        """The prompt around a ticket's ids; one that is too long keeps its head and its tail."""
         cut = max(0, len(ticket) - self.room)
         if cut:
             head = self.room - self.room // 2

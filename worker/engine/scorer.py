@@ -19,6 +19,10 @@ class Strategy(Protocol):
     def name(self) -> str:
         """Its name in metrics and certificates."""
 
+    @property
+    def takes_any_mix(self) -> bool:
+        """Whether a prompt costs its own length, whatever the others' lengths."""
+
     def hidden(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, int]:
         """Hidden states `[prompts, reads, hidden]` where the tree is read, and the tokens that were run for them."""
 
@@ -32,8 +36,9 @@ class LabelHead:
         padded = rows + rows[:1] * (_LEAST_ROWS - len(rows))
         output = model.get_output_embeddings()
         index = torch.tensor(padded, device=output.weight.device)
-        self._weight = output.weight[index].contiguous()
-        self._bias = None if output.bias is None else output.bias[index].contiguous()
+        # A handful of rows: in float32 they cost nothing, and a score keeps its digits.
+        self._weight = output.weight[index].float()
+        self._bias = None if output.bias is None else output.bias[index].float()
         ends = torch.tensor([len(choice) for choice in tree.choices]).cumsum(0).tolist()
         self._spans = list(zip([0, *ends[:-1]], ends, strict=True))
 
@@ -41,8 +46,8 @@ class LabelHead:
         """`[prompts, reads, hidden]` -> `[prompts, labels]`, float32 log-probabilities that add up to one."""
         choices = []
         for read, (start, end) in enumerate(self._spans):
-            scores = self._scores(states[:, read])[:, start:end]
-            choices.append(scores.float().log_softmax(dim=-1))
+            scores = self._scores(states[:, read].float())[:, start:end]
+            choices.append(scores.log_softmax(dim=-1))
         labels = [sum((choices[read][:, choice] for read, choice in path)) for path in self._tree.paths]
         return torch.stack([torch.as_tensor(label) for label in labels], dim=1)
 

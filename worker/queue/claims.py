@@ -1,6 +1,7 @@
 """The queue as the drain loop sees it: claim, commit, release, with the lease kept and outages waited out."""
 
 import itertools
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ import msgspec
 import redis
 
 from wire import Keys
-from worker.ports import Answer, Claim, Outcome, Receipt
+from worker.ports import Claim, Outcome, Receipt
 from worker.queue.connection import Link, is_outage
 from worker.queue.keeper import Keeper
 from worker.queue.verbs import StreamLengths, Verbs
@@ -49,10 +50,12 @@ class RedisQueue:
         patient: bool = True,
         state: Callable[[], dict[str, object]] = dict,
     ) -> None:
-        self._keys, self._worker, self._settings = keys, worker, settings
+        self._keys, self._settings = keys, settings
         self._link = Link(url, stop, patient=patient, client_name=worker)
         self._verbs = Verbs(self._link.redis)
-        self._claim_numbers = itertools.count(1)
+        # Not the worker's name alone: a worker that starts again under the same name must not find what it left as its
+        # own, neither a claim, whose crash would not be counted, nor a commit, which would be taken for done.
+        self._claim_prefix, self._claim_numbers = f"{worker}-{secrets.token_hex(4)}", itertools.count(1)
         self._stop = stop
         self._keeper = Keeper(
             Link(url, stop, patient=patient, client_name=f"{worker}-keeper"),
@@ -78,13 +81,15 @@ class RedisQueue:
         return self._claim_once() or (self._wait() and self._claim_once()) or None
 
     def commit(self, claim: Claim, outcome: Outcome) -> Receipt:
-        """Publish one batch. Past its lease the worker first asks whether the claim is still its own."""
+        """Publish one batch. Past its lease the worker first asks for it anew.
+
+        The script alone gives the answer, for it alone can tell a claim that was taken over from one that was
+        committed to its end by an attempt whose reply was lost: neither has a lease.
+        """
 
         def attempt() -> Receipt:
             if self._keeper.margin_ms(claim.id) <= 0:
                 self._keeper.renew(self._link)
-                if self._keeper.margin_ms(claim.id) <= 0:
-                    return Receipt(Answer.FENCED)
             return self._verbs.commit(self._keys, claim.id, outcome, self._settings.window_ms, self._settings.lengths)
 
         return self._link.call(attempt)
@@ -103,7 +108,7 @@ class RedisQueue:
         return self._keeper.take_reclaimed()
 
     def _claim_once(self) -> Claim | None:
-        claim_id = f"{self._worker}-{next(self._claim_numbers)}"
+        claim_id = f"{self._claim_prefix}-{next(self._claim_numbers)}"
 
         def attempt() -> Claim:
             asked_at_s = time.monotonic()

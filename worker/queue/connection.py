@@ -5,14 +5,14 @@ import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import redis
 import structlog
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError
+from redis.exceptions import ClusterDownError, NoPermissionError, TryAgainError
 from redis.retry import Retry
 
+from wire.url import mask_url
 from worker.errors import ConfigError, RedisUnavailableError
 
 T = TypeVar("T")
@@ -21,18 +21,15 @@ T = TypeVar("T")
 SOCKET_TIMEOUT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
-# Refusals that pass by themselves or that an operator mends while we wait, by their first word.
-_PASSING_REFUSALS = (
-    "LOADING",
-    "READONLY",
-    "OOM",
-    "MISCONF",
-    "BUSY",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-    "UNBLOCKED",
+# Refusals that pass by themselves or that an operator mends while we wait. redis-py has a class for some, and takes
+# the first word off their text; the others are known by that word.
+_PASSING_ERRORS = (
+    redis.OutOfMemoryError,
+    redis.ReadOnlyError,
+    TryAgainError,
+    ClusterDownError,  # and MasterDownError, which is one
 )
+_PASSING_REFUSALS = ("MISCONF", "BUSY", "NOREPLICAS", "UNBLOCKED")
 
 log = structlog.get_logger("lengthwise.redis")
 
@@ -50,32 +47,26 @@ def connect(url: str, client_name: str = "lengthwise") -> "redis.Redis":
             retry=Retry(NoBackoff(), 0),
             client_name=client_name,
         )
-    except ValueError as error:
-        raise RedisUnavailableError(f"not a Redis URL: {mask(url)} ({error})") from None
+    except ValueError:  # whose message may quote the password
+        raise RedisUnavailableError(
+            f"{mask_url(url)} is no Redis URL; expected redis://, rediss:// or unix://"
+        ) from None
     return client
 
 
 def unavailable(url: str, error: Exception) -> RedisUnavailableError:
     """The error for a user who has no Redis: what was asked, what it said, how to get one."""
     return RedisUnavailableError(
-        f"no usable Redis at {mask(url)}: {error}. Start one with `lengthwise server`, or name yours with --url or "
+        f"no usable Redis at {mask_url(url)}: {error}. Start one with `lengthwise server`, or name yours with --url or "
         "REDIS_URL."
     )
-
-
-def mask(url: str) -> str:
-    """The URL without its password, fit for a log."""
-    parts = urlsplit(url)
-    if not parts.password:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")))
 
 
 def is_outage(error: redis.RedisError) -> bool:
     """Whether waiting may mend it: the server is gone, loading, full, read-only or busy."""
     if isinstance(error, redis.AuthenticationError):
         return False
-    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+    if isinstance(error, (redis.ConnectionError, redis.TimeoutError, *_PASSING_ERRORS)):
         return True
     return isinstance(error, redis.ResponseError) and str(error).startswith(_PASSING_REFUSALS)
 
@@ -86,7 +77,7 @@ def _explained(url: str, error: redis.RedisError) -> Exception:
     if isinstance(error, redis.AuthenticationError | NoPermissionError):
         return unavailable(url, error)
     if "WRONGTYPE" in text:
-        return ConfigError(f"{mask(url)}: {text}. Is the queue's name in use for something else?")
+        return ConfigError(f"{mask_url(url)}: {text}. Is the queue's name in use for something else?")
     return error
 
 
@@ -116,13 +107,13 @@ class Link:
                     raise unavailable(self._url, error) from error
                 if out_since is None:
                     out_since = time.monotonic()
-                    log.warning("redis gone", url=mask(self._url), error=str(error))
+                    log.warning("redis gone", url=mask_url(self._url), error=str(error))
                 # Jitter, so that a fleet does not come back in step.
                 self._stop.wait(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, guards nothing
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
                 if out_since is not None:
-                    log.info("redis back", url=mask(self._url), outage_s=round(time.monotonic() - out_since, 3))
+                    log.info("redis back", url=mask_url(self._url), outage_s=round(time.monotonic() - out_since, 3))
                 return result
 
     def close(self) -> None:

@@ -109,8 +109,14 @@ class Keeper(threading.Thread):
             if claim_id in self._deadlines_s:  # dropped meanwhile? then it stays dropped
                 self._deadlines_s[claim_id] = deadline_s
 
+    def _holds(self, claim_id: str) -> bool:
+        with self._lock:
+            return claim_id in self._deadlines_s
+
     def _reclaim_expired(self) -> None:
         for claim_id in self._verbs.expired(self._keys, RECLAIMED_AT_ONCE):
+            if self._holds(claim_id):
+                continue  # its worker lives: an outage since the last renewal took longer than the lease
             back, buried = self._verbs.reclaim(
                 self._keys, claim_id, self._crash_limit, self._worker, int(time.time() * 1000), self._dead_length
             )

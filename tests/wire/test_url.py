@@ -1,0 +1,19 @@
+"""What of a Redis URL is shown."""
+
+import pytest
+
+from wire.url import mask_url
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("redis://h:6379/0", "redis://h:6379/0"),
+        ("redis://:a/b@c:d@h:6379/0", "redis://:***@h:6379/0"),
+        ("rediss://me:pw@h", "rediss://me:***@h"),
+        ("unix:///s.sock?password=pw&db=1", "unix:///s.sock?password=***&db=1"),
+    ],
+)
+def test_passwords_are_masked(url: str, masked: str) -> None:
+    """A URL in a message never shows its password, wherever it stands and whatever it holds."""
+    assert mask_url(url) == masked
