@@ -129,6 +129,7 @@ def _watch(
             live.update(_progress(depth(client, keys), read_totals(client, keys), pushed, reports))
             _raise_if_failed(processes)
     _raise_if_failed(processes)
+    console.print()
 
 
 def _raise_if_failed(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
@@ -234,7 +235,7 @@ def _show(console: Console, summary: Summary) -> None:
     console.print(table)
     console.print(
         "Try next:\n"
-        "  lengthwise server                      a queue of your own, in a second terminal\n"
-        "  lengthwise push FILE.jsonl             your tickets into it: one JSON object with a body a line\n"
-        "  lengthwise work --burst                label them; then `lengthwise results`"
+        "  lengthwise server              a queue of your own, in a second terminal\n"
+        "  lengthwise push FILE.jsonl     your tickets into it, one JSON object a line\n"
+        "  lengthwise work --burst        label them; then `lengthwise results`"
     )

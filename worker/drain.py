@@ -45,6 +45,7 @@ class Drain:
     observe: Observer = lambda report, receipt: None
     done: Drained = field(default_factory=Drained)
     _publish_ms: float = 0.0
+    _reclaimed: int = 0  # taken back and not yet told in a report that was published
 
     def run(self) -> Drained:
         """Work until stopped or, in a burst, until nothing is left."""
@@ -93,13 +94,14 @@ class Drain:
             scored = score_batch(load, batch, self.classifier, self.worker, name)
         done_s = time.monotonic()
         dead = [*rejects, *scored.dead]
+        self._reclaimed += self.queue.take_reclaimed()
         report = build_report(
-            Place(name, self.worker, self.done.batches + 1, self.queue.take_reclaimed()),
+            Place(name, self.worker, self.done.batches + 1, self._reclaimed),
             self.classifier.identity,
             batch.closed,
             [label for _, _, label in scored.labels],
             [letter for _, letter in dead],
-            account(batch, load.prompts, self.classifier.prefix_tokens, scored.tokens_computed),
+            account(batch, load.prompts, self.classifier.costs, scored.tokens_computed),
             Timing(
                 claimed_at_ms=load.claimed_at_ms,
                 done_at_ms=int(time.time() * 1000),
@@ -118,6 +120,7 @@ class Drain:
     def _count(self, report: BatchReport, receipt: Receipt) -> None:
         if receipt.answer is Answer.FENCED:
             return
+        self._reclaimed = 0
         self.done.batches += 1
         self.done.published += receipt.published
         self.done.duplicates += receipt.duplicates

@@ -172,7 +172,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], address: Path, log: Bina
     assert process.stdout is not None
     pid = process.stdout.readline()
     deadline = time.monotonic() + START_S
-    while (answer := _ping(address)) != b"+PONG\r\n":
+    # NOAUTH is an answer too: a server with a password is up.
+    while not (answer := _ping(address)).startswith((b"+PONG", b"-NOAUTH")):
         if answer.startswith(b"-LOADING"):
             deadline = time.monotonic() + START_S
         if process.poll() is not None or time.monotonic() > deadline:

@@ -92,8 +92,8 @@ class Classifier(Protocol):
         """The task's labels; the order of all scores."""
 
     @property
-    def prefix_tokens(self) -> int:
-        """Length of the part of the prompt that is run once and reused."""
+    def costs(self) -> "Costs":
+        """What every ticket costs beside its own prompt."""
 
     @property
     def identity(self) -> "Identity":
@@ -107,6 +107,15 @@ class Classifier(Protocol):
 
     def score(self, prompts: Sequence[Prompt]) -> Scored:
         """One forward pass over the prompts."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What every ticket costs beside its own prompt, in tokens."""
+
+    prefix_tokens: int  # the instruction, in front of every prompt
+    reuses_prefix: bool  # whether it is run once for all of them
+    branch_tokens: int = 0  # of long labels, run after every prompt
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def verify(
         classifier.score([prompt]).log_probs[0]
         for prompt in track(prompts, "one at a time", console=Console(stderr=True), disable=as_json, transient=True)
     ]
-    lengths = [len(prompt.ids) + classifier.prefix_tokens for prompt in prompts]
+    lengths = [len(prompt.ids) + classifier.costs.prefix_tokens for prompt in prompts]
     verdict = Verdict(
         tickets=len(texts),
         shortest_tokens=min(lengths),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -86,3 +88,17 @@ def test_the_keeper_takes_nothing_from_its_own_worker(desk: Desk) -> None:
         assert desk.waiting() == []
         queue._keeper.renew()
         assert desk.reclaim(claim.id) == (0, 0)
+
+
+def test_an_outage_longer_than_the_lease_is_no_crash(own_desk: Desk) -> None:
+    """When the server comes back after longer than a lease, the living renew theirs before anybody takes them back."""
+    own_desk.push(b"one")
+    server_pid = own_desk.redis.info("server")["process_id"]
+    with own_desk.queue("other", lease_ms=1200):  # its keeper looks for expired leases every 400 ms
+        own_desk.claim("c", lease_ms=1200)
+        os.kill(server_pid, signal.SIGSTOP)
+        time.sleep(1.8)
+        os.kill(server_pid, signal.SIGCONT)
+        time.sleep(0.2)
+        assert own_desk.renew("c") == [True]
+        assert own_desk.redis.hlen(own_desk.keys.attempts) == 0

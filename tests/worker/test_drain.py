@@ -16,7 +16,7 @@ from wire import DeadLetter, Label
 from worker.drain import Drain, Drained
 from worker.engine.plan import Batch, Limits, plan
 from worker.engine.prompt import Prompt
-from worker.ports import Answer, Claim, Claimed, Identity, Outcome, Receipt, Scored
+from worker.ports import Answer, Claim, Claimed, Costs, Identity, Outcome, Receipt, Scored
 from worker.stop import Stop, StoppedAtOnce
 
 SURE, UNSURE = math.log(0.8), math.log(0.1)
@@ -43,11 +43,13 @@ class StubClassifier:
     during: Callable[[int], None] = lambda number: None
     passes: list[list[str]] = field(default_factory=list)
     labels: tuple[str, ...] = ("red", "blue", "other")
-    prefix_tokens: int = 16
+    costs: Costs = Costs(prefix_tokens=16, reuses_prefix=True)  # noqa: RUF009 - frozen
     identity: Identity = IDENTITY
 
     def tokenise(self, texts: Sequence[str]) -> list[Prompt]:
-        """One token a byte."""
+        """One token a byte; a text with "spell" cannot be tokenised."""
+        if any("spell" in text for text in texts):
+            raise RuntimeError(f"cannot tokenise {texts}")
         return [Prompt(tuple(text.encode())) for text in texts]
 
     def plan(self, prompts: Sequence[Prompt]) -> list[Batch]:
@@ -81,6 +83,7 @@ class MemoryQueue:
     labels: list[Label] = field(default_factory=list)
     buried: list[tuple[bytes, DeadLetter]] = field(default_factory=list)
     most_held: int = 0
+    reclaimed: int = 0
 
     def claim(self) -> Claim | None:
         """Up to `drain_size` from the head."""
@@ -125,8 +128,9 @@ class MemoryQueue:
         return 1000.0
 
     def take_reclaimed(self) -> int:
-        """None."""
-        return 0
+        """What was set, once."""
+        taken, self.reclaimed = self.reclaimed, 0
+        return taken
 
 
 def tickets(*texts: str) -> deque[bytes]:
@@ -378,3 +382,22 @@ def test_the_observer_and_the_size_cap() -> None:
     worker.run()
     assert told == [("1.1", Answer.FENCED), ("2.1", Answer.OK)]
     assert [letter.reason for _, letter in queue.buried] == ["too_large"]
+
+
+def test_a_text_that_cannot_be_tokenised_is_buried_alone() -> None:
+    """A tokenizer that fails on one text costs that ticket, not its neighbours and not the worker."""
+    queue = MemoryQueue(tickets("red 1", "spell", "blue 1"))
+    drain(queue)
+    assert sorted(label.id for label in queue.labels) == ["blue 1", "red 1"]
+    ((payload, letter),) = queue.buried
+    assert b"spell" in payload
+    assert letter.reason == "engine_error"
+    assert "RuntimeError" in letter.detail
+    assert "spell" not in letter.detail
+
+
+def test_what_was_taken_back_is_told_though_a_batch_was_fenced() -> None:
+    """A report that was never published does not swallow the count: the next one has it."""
+    queue = MemoryQueue(tickets("red 1", "red 2", "red 3"), drain_size=1, answers={"1.1": Answer.FENCED}, reclaimed=5)
+    drain(queue)
+    assert [outcome.report.reclaimed for outcome in queue.outcomes] == [5, 0]

@@ -312,3 +312,9 @@ def test_the_default_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("XDG_DATA_HOME", "")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert default_folder() == Path("/home/somebody/.local/share/lengthwise/server")
+
+
+def test_a_server_with_a_password_comes_up() -> None:
+    """A refusal for want of a password is a sign of life."""
+    with embedded_server(settings={"requirepass": "secret"}) as server:
+        assert redis.Redis.from_url(server.url, password="secret").ping()

@@ -10,12 +10,14 @@ from wire import BatchReport, DeadLetter, Label
 from worker.engine.plan import Batch, Limits, plan
 from worker.engine.prompt import Prompt
 from worker.observe.report import BUCKET_LIMITS_MS, Ledger, Place, Timing, account, bucket_counts, build_report
-from worker.ports import Identity
+from worker.ports import Costs, Identity
 
 LATENCIES = st.lists(st.integers(-(2**63), 2**64) | st.floats(-1e3, 1e6), max_size=40)
 TOKENS = st.lists(st.lists(st.integers(0, 2), max_size=4).map(tuple), max_size=30)
 
 CLAIMED_AT_MS, DONE_AT_MS = 1_000_000, 1_000_600
+
+COSTS = Costs(prefix_tokens=16, reuses_prefix=True)
 
 
 def label(name: str, pushed_at_ms: int | None = None) -> Label:
@@ -89,7 +91,7 @@ def test_the_ledger_adds_up(ids: list[tuple[int, ...]], prefix: int, rows: int, 
         lengths = [len(prompts[row[0]].ids) for row in batch.rows]
         rectangle, real = max(lengths) * len(lengths), sum(lengths)
         computed = rectangle if padded else real
-        ledger = account(batch, prompts, prefix, computed)
+        ledger = account(batch, prompts, Costs(prefix, reuses_prefix=True), computed)
         assert ledger.computed == computed
         assert ledger.prompt == sum(prefix + len(prompts[index].ids) for index in batch.indexes)
         assert ledger.saved_prefix == prefix * len(lengths)
@@ -102,14 +104,22 @@ def test_the_ledger_adds_up(ids: list[tuple[int, ...]], prefix: int, rows: int, 
 
 def test_a_duplicate_saves_its_whole_prompt() -> None:
     """Of three equal tickets one is run: two instructions and two tickets are saved, by hand: 2 x (16 + 5)."""
-    ledger = account(Batch(((0, 1, 2), (3,)), "drained"), [Prompt((1,) * 5)] * 3 + [Prompt((2,) * 7)], 16, 14)
+    ledger = account(Batch(((0, 1, 2), (3,)), "drained"), [Prompt((1,) * 5)] * 3 + [Prompt((2,) * 7)], COSTS, 14)
     assert ledger == Ledger(prompt=3 * 21 + 23, computed=14, saved_prefix=32, saved_duplicates=42, saved_packing=0)
     assert (ledger.padding, ledger.padding_ratio) == (2, 2 / 14)
 
 
+def test_one_pass_a_ticket_saves_and_pads_nothing() -> None:
+    """Where the instruction is run for every ticket it is no saving, and long labels' tokens are no padding."""
+    prompts = [Prompt((1,) * 5), Prompt((2,) * 7)]
+    costs = Costs(prefix_tokens=16, reuses_prefix=False, branch_tokens=3)
+    ledger = account(Batch(((0,), (1,)), "drained"), prompts, costs, 2 * (16 + 3) + 12)
+    assert (ledger.prompt, ledger.saved_prefix, ledger.padding) == (50, 0, 0)
+
+
 def test_an_empty_batch_has_an_empty_ledger() -> None:
     """A claim of rejects alone divides nothing by zero."""
-    ledger = account(Batch((), "drained"), [], 16, 0)
+    ledger = account(Batch((), "drained"), [], COSTS, 0)
     assert ledger == Ledger(0, 0, 0, 0, 0)
     assert ledger.padding_ratio == 0.0
 

@@ -19,8 +19,8 @@ from worker.engine.scorer import LabelHead, Strategy
 from worker.engine.stock import Stock, UnfitError, failures_explained
 from worker.engine.task import DEFAULT_TASK, Task, check_task, load_task
 from worker.engine.tuning import tokens_a_batch
-from worker.errors import ConfigError
-from worker.ports import Identity, Scored
+from worker.errors import ConfigError, LengthwiseError
+from worker.ports import Costs, Identity, Scored
 
 # In the order in which they are tried: the next one is for models or machines where the one before changes a label.
 STRATEGIES = ("packed", "padded", "single")
@@ -67,7 +67,6 @@ class Classifier:
         self, task: Task, loaded: LoadedModel, strategy: Strategy, prompter: Prompter, limits: Limits, choices: Choices
     ) -> None:
         self.task, self.labels = task, tuple(task.labels)
-        self.prefix_tokens = len(prompter.prefix_ids)
         self.certificate: Certificate | None = None
         self.limits, self.choices = limits, replace(choices, tokens=limits.tokens)
         self._model_name, self.strategy, self.prompter = loaded.name, strategy, prompter
@@ -119,13 +118,21 @@ class Classifier:
         return classifier
 
     @property
+    def costs(self) -> Costs:
+        """What every ticket costs beside its own prompt."""
+        return Costs(len(self.prompter.prefix_ids), self.strategy.reuses_prefix, len(self.prompter.tree.ids))
+
+    @property
     def identity(self) -> Identity:
         """What makes this classifier's labels."""
         certificate = "none" if self.certificate is None else str(self.certificate)
         return Identity(self._model_name, self.task.name, self.strategy.name, certificate)
 
     def classify(self, texts: Sequence[str]) -> list[Classification]:
-        """Label each text, in the order given. Equal texts get equal scores, and neighbours make no difference."""
+        """Label each text, in the order given. Equal texts get equal scores, and neighbours make no difference.
+
+        Raises LengthwiseError if a score is not a number.
+        """
         prompts = self.tokenise(texts)
         results: dict[int, Classification] = {}
         for batch in self.plan(prompts):
@@ -166,6 +173,8 @@ class Classifier:
         self.choices = replace(self.choices, tokens=tokens, reasons={**self.choices.reasons, "tokens": reason})
 
     def _classification(self, log_probs: Sequence[float], truncated: int) -> Classification:
+        if not all(map(math.isfinite, log_probs)):
+            raise LengthwiseError(f"{self._model_name}: a text's score is not a number, so it has no label")
         ranked = sorted(log_probs, reverse=True)
         best = max(range(len(log_probs)), key=log_probs.__getitem__)
         return Classification(

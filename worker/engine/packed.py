@@ -101,6 +101,7 @@ class Packed:
     """Hidden states by packed rows over a shared prefix, which is run once and only ever read after that."""
 
     name = "packed"
+    reuses_prefix = True
     takes_any_mix = True
 
     def __init__(self, model: Any, prefix_ids: Sequence[int], tree: LabelTree) -> None:

@@ -18,6 +18,7 @@ class Padded:
     """
 
     name = "padded"
+    reuses_prefix = True
     takes_any_mix = False
 
     def __init__(self, model: Any, prefix_ids: Sequence[int], tree: LabelTree) -> None:
@@ -92,6 +93,7 @@ class Single:
     """
 
     name = "single"
+    reuses_prefix = False
     takes_any_mix = True
 
     def __init__(self, model: Any, prefix_ids: Sequence[int], tree: LabelTree) -> None:

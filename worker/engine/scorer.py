@@ -20,6 +20,10 @@ class Strategy(Protocol):
         """Its name in metrics and certificates."""
 
     @property
+    def reuses_prefix(self) -> bool:
+        """Whether the prefix is run once for all prompts, and not for each."""
+
+    @property
     def takes_any_mix(self) -> bool:
         """Whether a prompt costs its own length, whatever the others' lengths."""
 

@@ -22,8 +22,8 @@ def tokens_a_batch(
 ) -> tuple[int, str]:
     """The token budget of a batch, and why: remembered under `key`, or measured now and remembered."""
     remembered = _read().get(_versioned(key))
-    if remembered is not None:
-        return int(remembered), "measured here before"
+    if isinstance(remembered, int) and remembered > 0:
+        return remembered, "measured here before"
     speeds = {tokens: _speed(score, batch) for tokens, batch in _trials(wrap, ids)}
     best = max(speeds.values())
     chosen = min(tokens for tokens, speed in speeds.items() if speed >= (1 - _TOLERATED_LOSS) * best)
@@ -57,7 +57,7 @@ def _file() -> Path:
     return models_folder().parent / "tuning.json"
 
 
-def _read() -> dict[str, int]:
+def _read() -> dict[str, object]:
     try:
         content = json.loads(_file().read_text())
     except (OSError, ValueError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from wire import BatchReport, DeadLetter, Label
 from worker.engine.plan import Batch
 from worker.engine.prompt import Prompt
-from worker.ports import Identity
+from worker.ports import Costs, Identity
 
 # Upper limits of the latency buckets, shared by every worker so that histograms can be added up; one more bucket
 # takes what is slower still.
@@ -35,16 +35,16 @@ class Ledger:
         return self.padding / self.computed if self.computed else 0.0
 
 
-def account(batch: Batch, prompts: Sequence[Prompt], prefix_tokens: int, tokens_computed: int) -> Ledger:
+def account(batch: Batch, prompts: Sequence[Prompt], costs: Costs, tokens_computed: int) -> Ledger:
     """The token ledger of a batch, of which the model ran `tokens_computed` tokens."""
-    distinct = [len(prompts[row[0]].ids) for row in batch.rows]
-    repeated = [len(prompts[row[0]].ids) + prefix_tokens for row in batch.rows for _ in row[1:]]
-    real = sum(distinct)
+    own = [len(prompts[row[0]].ids) + costs.branch_tokens for row in batch.rows]
+    distinct = [length + (0 if costs.reuses_prefix else costs.prefix_tokens) for length in own]
+    repeated = [length + costs.prefix_tokens for length, row in zip(own, batch.rows, strict=True) for _ in row[1:]]
     padded = max(distinct, default=0) * len(distinct)
     return Ledger(
-        prompt=real + prefix_tokens * len(distinct) + sum(repeated),
+        prompt=sum(own) + costs.prefix_tokens * len(own) + sum(repeated),
         computed=tokens_computed,
-        saved_prefix=prefix_tokens * len(distinct),
+        saved_prefix=costs.prefix_tokens * len(own) if costs.reuses_prefix else 0,
         saved_duplicates=sum(repeated),
         saved_packing=max(0, padded - tokens_computed),
     )

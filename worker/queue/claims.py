@@ -2,7 +2,6 @@
 
 import itertools
 import secrets
-import threading
 import time
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ import redis
 
 from wire import Keys
 from worker.ports import Claim, Outcome, Receipt
-from worker.queue.connection import Link, is_outage
+from worker.queue.connection import Link, StopSign, is_outage
 from worker.queue.keeper import Keeper
 from worker.queue.verbs import StreamLengths, Verbs
 
@@ -45,7 +44,7 @@ class RedisQueue:
         keys: Keys,
         worker: str,
         settings: QueueSettings,
-        stop: threading.Event,
+        stop: StopSign,
         *,
         patient: bool = True,
         state: Callable[[], dict[str, object]] = dict,

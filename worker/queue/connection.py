@@ -1,10 +1,9 @@
 """One connection to Redis that outlives outages: it waits with backoff, says so once, and goes on."""
 
 import random
-import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import redis
 import structlog
@@ -13,7 +12,7 @@ from redis.exceptions import ClusterDownError, NoPermissionError, TryAgainError
 from redis.retry import Retry
 
 from wire.url import mask_url
-from worker.errors import ConfigError, RedisUnavailableError
+from worker.errors import ConfigError, RedisUnavailableError, UsageError
 
 T = TypeVar("T")
 
@@ -37,7 +36,7 @@ log = structlog.get_logger("lengthwise.redis")
 def connect(url: str, client_name: str = "lengthwise") -> "redis.Redis":
     """A client for `url` that repeats nothing by itself: redis-py cannot know what is safe to repeat, our verbs can.
 
-    Raises RedisUnavailableError for a URL that is none.
+    Raises UsageError for a URL that is none.
     """
     try:
         client: redis.Redis = redis.Redis.from_url(
@@ -48,9 +47,7 @@ def connect(url: str, client_name: str = "lengthwise") -> "redis.Redis":
             client_name=client_name,
         )
     except ValueError:  # whose message may quote the password
-        raise RedisUnavailableError(
-            f"{mask_url(url)} is no Redis URL; expected redis://, rediss:// or unix://"
-        ) from None
+        raise UsageError(f"{mask_url(url)} is no Redis URL; expected redis://, rediss:// or unix://") from None
     return client
 
 
@@ -81,15 +78,23 @@ def _explained(url: str, error: redis.RedisError) -> Exception:
     return error
 
 
+class StopSign(Protocol):
+    """Whether the worker is to end; `worker.stop.Stop` and threading.Event both will do."""
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+
+    def wait(self, timeout: float, /) -> bool:
+        """Sleep until it is set, at most so many seconds; whether it is set."""
+
+
 class Link:
     """A client and the patience to use it. Whatever is called through it must be safe to repeat.
 
     `patient=False` raises RedisUnavailableError at the first outage; so does an outage once `stop` is set.
     """
 
-    def __init__(
-        self, url: str, stop: threading.Event, *, patient: bool = True, client_name: str = "lengthwise"
-    ) -> None:
+    def __init__(self, url: str, stop: StopSign, *, patient: bool = True, client_name: str = "lengthwise") -> None:
         self.redis = connect(url, client_name)
         self._url, self._stop, self._patient = url, stop, patient
 

@@ -88,10 +88,14 @@ class Keeper(threading.Thread):
 
     def run(self) -> None:
         """The thread: renew, reclaim, sleep."""
+        renewed_s = time.monotonic()
         while not self._closing.is_set():
             try:
                 self._link.call(self.renew)
-                self._link.call(self._reclaim_expired)
+                last_s, renewed_s = renewed_s, time.monotonic()
+                # After an outage that outlasted the leases, the others get a round to renew theirs: they did not crash.
+                if renewed_s - last_s < self._lease_ms / 1000:
+                    self._link.call(self._reclaim_expired)
             except RedisUnavailableError as error:
                 # The main thread meets the same refusal and ends the worker; leases then run out by themselves.
                 log.warning("lease not renewed", error=str(error))
