@@ -26,6 +26,7 @@ from worker.engine.prompt import Prompter
 from worker.engine.task import Task, load_task
 
 THREADS = 1
+WAYS: dict[str, type[Packed] | type[Padded] | type[Single]] = {"packed": Packed, "padded": Padded, "single": Single}
 TOKENS = 512  # a batch's budget; given, so that no test waits for it to be measured
 
 # Large initial weights, or every label would be as likely as any other and nothing could go visibly wrong.
@@ -42,11 +43,13 @@ _TINY: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
-# Shared first tokens, and labels that are the beginning of others.
+# Shared first tokens, labels that are the beginning of others, and branches beside each other.
 REFUNDS = Task(
     name="refunds",
     instruction="Sort each ticket.",
-    labels={"refund request": "", "refund status": "", "refund request overdue": "", "refund": "", "login": ""},
+    labels=dict.fromkeys(
+        ("refund request", "refund status", "refund request overdue", "refund", "login", "login page"), ""
+    ),
 )
 
 
@@ -81,9 +84,7 @@ def _way(name: str, strategy: str, dtype: str) -> Classifier:
         loaded = _model(packs=strategy == "packed")
     prompter = Prompter(task, loaded.tokenizer, loaded.window)
     with torch.inference_mode():
-        way = {"packed": Packed, "padded": Padded, "single": Single}[strategy](
-            loaded.model, prompter.prefix_ids, prompter.tree
-        )
+        way = WAYS[strategy](loaded.model, prompter.prefix_ids, prompter.tree)
     limits = Limits(rows=32, tokens=TOKENS, padded=strategy == "padded")
     choices = Choices(strategy, dtype, "cpu", THREADS, TOKENS, fused=dtype == "bfloat16")
     return Classifier(task, loaded, way, prompter, limits, choices)
@@ -126,7 +127,8 @@ def tokenizer() -> Any:
         show_progress=False,
     )
     backend.train_from_iterator([ticket["body"] for ticket in samples.load(200)], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    fast: Any = PreTrainedTokenizerFast  # transformers leaves it untyped
+    return fast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +143,8 @@ def tiny(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
             folder = tmp_path_factory.mktemp(kind)
             torch.manual_seed(1)
             config = AutoConfig.for_model(kind, **(_TINY | changes))
-            AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+            model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers' own
+            model.float().save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             made[key] = str(folder)
         return made[key]

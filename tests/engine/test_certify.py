@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -110,13 +111,13 @@ def test_the_real_certificate_is_not_a_lie(loaded: Classifier, tickets: list[str
     assert str(loaded.certificate) == loaded.identity.certificate
 
 
-Hidden = Callable[[Packed | Padded, Sequence[Sequence[int]]], tuple[torch.Tensor, int]]
+Hidden = Callable[[Any, Sequence[Sequence[int]]], tuple[torch.Tensor, int]]
 
 
 def disturbed(original: Hidden) -> Hidden:
     """A strategy's `hidden` with the fault that a batch of many turns the states around."""
 
-    def hidden(self: Packed | Padded, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, int]:
+    def hidden(self: Any, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, int]:
         states, tokens = original(self, prompts)
         return (-states if len(prompts) > 2 else states), tokens
 

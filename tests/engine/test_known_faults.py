@@ -68,12 +68,13 @@ def test_equal_lengths_keep_the_causal_mask(real: Load, way: tuple[str, str]) ->
 def test_a_neighbours_text_moves_no_bit(real: Load, way: tuple[str, str]) -> None:
     """The fault: with a mask or a cache, transformers lets packed sequences see each other.
 
-    The neighbours' words are exchanged for others of the same length: the scores between them keep every bit.
+    Shorter, equal and longer neighbours get other words of the same length: the scores among them keep every bit.
     """
     classifier = real(*way)
-    first, mine, last = made_of(classifier, 20, 12, 30)
-    before = tensor(classifier, [first, mine, last])[1]
-    after = tensor(classifier, [Prompt(first.ids[::-1]), mine, Prompt(last.ids[::-1])])[1]
+    short, equal, mine, long = made_of(classifier, 5, 12, 12, 30)
+    before = tensor(classifier, [short, equal, mine, long])[2]
+    others = [Prompt(neighbour.ids[::-1]) for neighbour in (short, equal, long)]
+    after = tensor(classifier, [*others[:2], mine, others[2]])[2]
     assert torch.equal(before, after)
 
 

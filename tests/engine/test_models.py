@@ -3,14 +3,16 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from worker.engine import Classifier, stock
+from worker.engine import Classifier
 from worker.engine import classifier as classifier_module
 from worker.engine.model import load_model, load_tokenizer
+from worker.engine.padded import Single
 from worker.errors import ConfigError
 
 Tiny = Callable[..., str]
@@ -56,7 +58,13 @@ def test_common_decoders_get_our_layers(tiny: Tiny, tickets: list[str], kind: st
         ("gemma3_text", {"sliding_window": WINDOW, **GEMMA}),
         (
             "gpt_neo",
-            {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 24},
+            {
+                "num_layers": 2,
+                "num_hidden_layers": 2,
+                "num_heads": 4,
+                "attention_types": [[["global", "local"], 1]],
+                "window_size": 24,
+            },
         ),
         ("gpt2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 2048}),
         ("bloom", {"n_layer": 2, "n_head": 4}),
@@ -131,7 +139,7 @@ def test_bfloat16_rounds_no_rotary_frequency(tiny: Tiny) -> None:
 
 def test_a_model_that_cannot_be_run_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing works the message tells of every strategy, and no exception of the model's code comes through."""
-    monkeypatch.setattr(stock.Single, "hidden", lambda *_: {}["states"])
+    monkeypatch.setattr(Single, "hidden", Mock(side_effect=KeyError("states")))
     with pytest.raises(ConfigError, match=r"packed: cannot run.*padded: cannot run.*single: cannot run"):
         load(tiny("llama"))
 

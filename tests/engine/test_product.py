@@ -13,7 +13,7 @@ from worker.engine import product
 from worker.engine.product import LEAST_ROWS, MOST_ROWS, Product, pieces
 
 # outer, inner: square, tall, wide, a long inner dimension, one that no split divides.
-SHAPES = [(64, 64), (576, 576), (192, 576), (1536, 576), (576, 1536), (128, 4864), (48, 100)]
+SHAPES = [(64, 64), (576, 576), (192, 576), (1536, 576), (576, 1536), (896, 4864), (48, 100)]
 ROWS = [64, 65, 79, 100, 128, 129, 200, 255, 256]
 
 

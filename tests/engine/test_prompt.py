@@ -17,6 +17,7 @@ from worker.engine.prompt import ALIGNMENT, Prompter
 from worker.engine.task import Example, Task, load_task
 from worker.errors import ConfigError
 
+Fast: Any = PreTrainedTokenizerFast  # transformers leaves it untyped
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -49,7 +50,7 @@ def crafted(*, also_ordinary: bool = False, adds_bos: bool = False, lowercase: b
         backend.post_processor = TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))]
         )
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE)
+    return Fast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE)
 
 
 MAKES: dict[str, Callable[[], Any]] = {
@@ -214,7 +215,7 @@ def test_a_chat_prompt_is_the_template_around_the_ticket() -> None:
 
 def test_a_chat_task_needs_a_template() -> None:
     """A model without a chat template, or with one that changes the ticket, is refused with the way out."""
-    bare = PreTrainedTokenizerFast(tokenizer_object=crafted().backend_tokenizer)
+    bare = Fast(tokenizer_object=crafted().backend_tokenizer)
     with pytest.raises(ConfigError, match='no chat template; use form = "plain"'):
         Prompter(task(form="chat"), bare, 4096)
     bare.chat_template = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"

@@ -118,6 +118,13 @@ class Contestant:
                     log_probs[list(row)] = scores
         return Run(log_probs, computed, time.perf_counter() - began_s)
 
+    def warm_up(self) -> None:
+        """Run the shortest and the longest ticket alone: code and weights are then where a run wants them."""
+        shortest, longest = min(self._prompts, key=len), max(self._prompts, key=len)
+        with torch.inference_mode():
+            for prompt in (shortest, longest):
+                self._head.log_probs(self._strategy.hidden([prompt])[0])
+
     def run_alone(self) -> torch.Tensor:
         """The same tickets one at a time in the same arithmetic: what this way must not differ from."""
         with torch.inference_mode():
