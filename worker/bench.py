@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from worker.engine.ways import Run
 
 WAYS = ("single-all", "single", "padded-global", "padded-unsorted", "padded-sorted", "padded-sorted-prefix", "packed")
+_LEGEND = (
+    "same, bits: labels and scores equal to the same arithmetic one ticket at a time; as f32: labels equal to "
+    "single-all, which is float32; peak: share of the machine's matrix-product peak in the way's dtype"
+)
 # A way is run until it was run so often or took so long; the median counts.
 _MOST_RUNS, _ENOUGH_S = 3, 60.0
 
@@ -228,12 +233,12 @@ def _peak_memory_mb() -> float | None:
 
 def _table(report: Report) -> Table:
     title = f"{report.model} on {report.machine}, {report.threads} threads"
-    table = Table(title=title, caption="agree, bit-equal: with the same arithmetic one ticket at a time")
-    for heading in ("way", "tickets/s", "ratio", "padding", "agree", "agree f32", "bit-equal", "of peak"):
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, caption=_LEGEND)
+    for heading in ("way", "tickets/s", "ratio", "padding", "same", "as f32", "bits", "peak"):
         table.add_column(heading, justify="left" if heading == "way" else "right", no_wrap=True)
     for row in report.rows:
         table.add_row(
-            f"{row.way} ({row.dtype})",
+            row.way,
             f"{row.tickets_per_s:.2f}",
             _or_dash(row.ratio, "{:.2f} x"),
             f"{row.padding_overhead:.1%}",
