@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from wire import DeadLetter, Label
+from worker.engine.certify import best
 from worker.engine.plan import Batch
 from worker.intake import Load, bury
 from worker.ports import Classifier
@@ -80,15 +81,14 @@ def _label(
     load: Load, position: int, scores: Sequence[float], classifier: Classifier, worker: str, batch: str
 ) -> Label:
     claimed, ticket = load.tickets[position]
-    # The first of equal scores wins, so a tie is broken by the task's order, always the same way.
-    best = max(range(len(scores)), key=scores.__getitem__)
-    runner_up = max((score for index, score in enumerate(scores) if index != best), default=-math.inf)
+    winner = best(scores)
+    runner_up = max((score for index, score in enumerate(scores) if index != winner), default=-math.inf)
     identity = classifier.identity
     return Label(
         id=ticket.id,
-        label=classifier.labels[best],
-        confidence=math.exp(scores[best]),
-        margin=_finite(scores[best] - runner_up),
+        label=classifier.labels[winner],
+        confidence=math.exp(scores[winner]),
+        margin=_finite(scores[winner] - runner_up),
         scores={label: _finite(score) for label, score in zip(classifier.labels, scores, strict=True)},
         model=identity.model,
         task=identity.task,

@@ -21,6 +21,7 @@ from producer import Producer
 from producer.samples import load as load_samples
 from wire import BatchReport, Keys, Label, Totals
 from worker.commands.options import log_level_option, model_option, task_option
+from worker.commands.texts import sample_text
 from worker.embedded import embedded_server
 from worker.engine.catalogue import CATALOGUE, fetch
 from worker.errors import EXIT_BUG, LengthwiseError
@@ -172,18 +173,12 @@ def _agreement(samples: Sequence[dict[str, str]], labels: Sequence[Label], task:
         return 0.0
     chosen = by_length[:: max(1, len(by_length) // AGREEMENT_SAMPLE)]
     alone = Classifier.load(task, model)
-    tickets = [_as_text(sample) for sample in chosen]
+    tickets = [sample_text(sample) for sample in chosen]
     same = [
         alone.classify([ticket])[0].label == published[sample["id"]]
         for sample, ticket in zip(chosen, tickets, strict=True)
     ]
     return sum(same) / len(same)
-
-
-def _as_text(sample: dict[str, str]) -> str:
-    from wire import Ticket
-
-    return Ticket(id=sample["id"], subject=sample.get("subject"), body=sample["body"]).text
 
 
 def _summarise(

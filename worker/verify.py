@@ -12,6 +12,7 @@ from rich.table import Table
 
 from worker.commands.options import json_option, log_level_option, model_option, strategy_options, task_option
 from worker.commands.texts import read_texts
+from worker.engine.certify import best, difference
 
 EXIT_DIFFERS = 1
 # Upper limits of the margin histogram in nats; a margin under the largest difference could have flipped a label.
@@ -81,8 +82,8 @@ def verify(
         tickets=len(texts),
         shortest_tokens=min(lengths),
         longest_tokens=max(lengths),
-        labels_differ=sum(_best(a) != _best(b) for a, b in zip(alone, batched, strict=True)),
-        largest_difference=max(_difference(a, b) for a, b in zip(alone, batched, strict=True)),
+        labels_differ=sum(best(a) != best(b) for a, b in zip(alone, batched, strict=True)),
+        largest_difference=max(difference(a, b) for a, b in zip(alone, batched, strict=True)),
         bit_equal=round(sum(list(a) == list(b) for a, b in zip(alone, batched, strict=True)) / len(texts), 4),
         margins=_histogram([_margin(scores) for scores in alone]),
         certificate=classifier.identity.certificate,
@@ -94,14 +95,6 @@ def verify(
     else:
         _show(verdict)
     sys.exit(EXIT_DIFFERS if verdict.labels_differ else 0)
-
-
-def _best(scores: Sequence[float]) -> int:
-    return max(range(len(scores)), key=scores.__getitem__)
-
-
-def _difference(one: Sequence[float], other: Sequence[float]) -> float:
-    return max(abs(a - b) if a != b else 0.0 for a, b in zip(one, other, strict=True))
 
 
 def _margin(scores: Sequence[float]) -> float:

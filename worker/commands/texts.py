@@ -1,6 +1,6 @@
 """Texts to measure with: a file of the user's own tickets, or the sample."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from producer import samples
@@ -12,8 +12,7 @@ from worker.errors import UsageError
 def read_texts(file: Path | None, limit: int | None) -> list[str]:
     """The tickets' texts in their order, at most `limit`, spread evenly over the lengths. Raises UsageError."""
     if file is None:
-        tickets = [Ticket(id=row["id"], subject=row.get("subject"), body=row["body"]) for row in samples.load()]
-        texts = [ticket.text for ticket in tickets]
+        texts = [sample_text(row) for row in samples.load()]
     else:
         with file.open("rb") as stream:
             lines = list(read_source(stream, guess_kind(file.name)))
@@ -21,6 +20,11 @@ def read_texts(file: Path | None, limit: int | None) -> list[str]:
         if not texts:
             raise UsageError(f"{file}: expected tickets, one JSON object with a body a line or CSV; found none")
     return evenly(texts, limit)
+
+
+def sample_text(row: Mapping[str, str]) -> str:
+    """What the model reads of a sample ticket."""
+    return Ticket(id=row["id"], subject=row.get("subject"), body=row["body"]).text
 
 
 def evenly(texts: Sequence[str], limit: int | None) -> list[str]:

@@ -42,8 +42,8 @@ def certify(score: Score, probes: Sequence[Prompt], budget_s: float = BUDGET_S) 
             alone[index] = score([probes[index]])[0]
         for index, scores in zip(batch, score([probes[index] for index in batch]), strict=True):
             compared += 1
-            largest = max(largest, _difference(alone[index], scores))
-            differ += _best(alone[index]) != _best(scores)
+            largest = max(largest, difference(alone[index], scores))
+            differ += best(alone[index]) != best(scores)
         if time.monotonic() > end_s:
             break
     return Certificate("close" if largest > 0.0 else "exact", largest, differ, compared)
@@ -64,11 +64,12 @@ def _batches(count: int) -> Iterator[list[int]]:
     yield [count - 1, *everyone[:3], count - 1]
 
 
-def _difference(one: Sequence[float], other: Sequence[float]) -> float:
+def difference(one: Sequence[float], other: Sequence[float]) -> float:
     """The largest difference, 0 only for equal bits; scores that are no number count as endlessly different."""
-    differences = [0.0 if a == b else abs(a - b) for a, b in zip(one, other, strict=True)]
-    return max(difference if difference < math.inf else math.inf for difference in differences)
+    gaps = [0.0 if a == b else abs(a - b) for a, b in zip(one, other, strict=True)]
+    return max(gap if gap < math.inf else math.inf for gap in gaps)
 
 
-def _best(scores: Sequence[float]) -> int:
+def best(scores: Sequence[float]) -> int:
+    """The index of the highest score; of equal ones the first, so that a tie is always broken the same way."""
     return max(range(len(scores)), key=scores.__getitem__)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from worker.engine.certify import Certificate, certify, random_probes
+from worker.engine.certify import Certificate, best, certify, random_probes
 from worker.engine.fuse import fuse
 from worker.engine.machine import describe, faster_dtype, usable_cores
 from worker.engine.model import DEFAULT_MODEL, LoadedModel, load_model
@@ -176,10 +176,10 @@ class Classifier:
         if not all(map(math.isfinite, log_probs)):
             raise LengthwiseError(f"{self._model_name}: a text's score is not a number, so it has no label")
         ranked = sorted(log_probs, reverse=True)
-        best = max(range(len(log_probs)), key=log_probs.__getitem__)
+        winner = best(log_probs)
         return Classification(
-            label=self.labels[best],
-            confidence=math.exp(log_probs[best]),
+            label=self.labels[winner],
+            confidence=math.exp(log_probs[winner]),
             margin=ranked[0] - ranked[1],
             scores=dict(zip(self.labels, log_probs, strict=True)),
             truncated_tokens=truncated,
