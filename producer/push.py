@@ -9,11 +9,9 @@ from itertools import islice
 from types import TracebackType
 from typing import Self, cast
 
-import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError, ResponseError
-from redis.retry import Retry
 
+from producer.connection import connect
 from producer.errors import QueueFullError, RedisUnavailableError, RefusedTicketError
 from producer.prepare import Prepared, TicketLike, prepare
 from wire.keys import Keys
@@ -21,8 +19,6 @@ from wire.url import mask_url
 
 DEFAULT_URL = "redis://localhost:6379/0"
 CHUNK_SIZE = 500
-CONNECT_TIMEOUT_S = 5.0
-REPLY_TIMEOUT_S = 30.0
 
 _SCRIPT = files("producer").joinpath("lua/push.lua").read_text("utf-8")
 _ANSWERS = (ResponseError, AuthenticationError, BusyLoadingError)
@@ -68,7 +64,7 @@ class Producer:
         self.chunk_size = chunk_size
         self.masked_url = mask_url(url)
         self._key = Keys(queue).waiting
-        self._client = _client(url)
+        self._client = connect(url)
         self._greeted = False
 
     def push(self, *tickets: TicketLike) -> list[str]:
@@ -161,23 +157,12 @@ class Producer:
         try:
             yield
         except _ANSWERS as error:  # so nothing was pushed, for certain
+            self._client.close()  # a server that is read-only by now may have a successor, to be found anew
             raise RedisUnavailableError(f"Redis at {self.masked_url} refused: {_brief(error)}", pushed) from error
         except RedisError as error:
             cause = f"no Redis answers at {self.masked_url}: {_brief(error)}"
             hint = "Start one with `lengthwise server`, or set REDIS_URL."
             raise RedisUnavailableError(f"{cause}\n{hint}", pushed, at_stake) from error
-
-
-def _client(url: str) -> redis.Redis:
-    try:
-        return redis.Redis.from_url(
-            url,
-            retry=Retry(NoBackoff(), 0),  # a repeated push is a second push
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_timeout=REPLY_TIMEOUT_S,
-        )
-    except ValueError:  # whose message may quote the password
-        raise ValueError(f"{mask_url(url)} is no Redis URL; expected redis://, rediss:// or unix://") from None
 
 
 def _brief(error: RedisError) -> str:

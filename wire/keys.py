@@ -74,7 +74,10 @@ class Keys:
 
     @property
     def attempts(self) -> str:
-        """Hash: SHA-1 of a payload -> crashes it was in. Written by reclaim, cleared by commit."""
+        """Hash: SHA-1 of a payload -> crashes it was in, and `errors:` + SHA-1 -> errors raised over it.
+
+        Crashes are counted by reclaim, errors by commit; commit clears both.
+        """
         return self._companion("attempts")
 
     @property
@@ -86,6 +89,16 @@ class Keys:
     def worker_states(self) -> str:
         """Hash: worker name -> what it is doing, as JSON. Written and dropped with `workers`."""
         return self._companion("worker-states")
+
+    @property
+    def never(self) -> str:
+        """No key: nobody writes it. Named with every script that several keys are for.
+
+        While a cluster moves a slot, a script that removes a key's last member cannot write the key again and fails
+        halfway: a lease is lost, half a batch is visible. A key that is missing from the start keeps the node from
+        running it at all (TRYAGAIN), until the slot has moved.
+        """
+        return self._companion("never")
 
     def _companion(self, name: str) -> str:
         return f"{{{self.queue}}}:{name}"

@@ -11,19 +11,33 @@ import msgspec
 _R = TypeVar("_R", bound=msgspec.Struct)
 
 
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one question about a ticket."""
+
+    label: str | None  # None: the best one was less probable than what was asked for
+    confidence: float  # probability of the best label among the question's, 0-1
+    margin: float  # log-odds of the best label over the runner-up, nats; 0 is a tie
+    scores: dict[str, float]  # log-probability of every label, nats
+
+
 class Label(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the results stream: what one ticket was labelled, how surely, and by whom."""
+    """One entry of the results stream: what one ticket was labelled, how surely, and by whom.
+
+    `label` to `scores` are the answer to the task's main question. An entry without `label` has `abstained`.
+    """
 
     id: str
-    label: str
-    confidence: float  # probability of `label` among the task's labels, 0-1
-    margin: float  # log-odds of the label over the runner-up, nats; 0 is a tie
-    scores: dict[str, float]  # log-probability of every label, nats
+    label: str | None = None
+    confidence: float
+    margin: float
+    scores: dict[str, float]
+    abstained: int = 0  # 1: the best label was less probable than the worker's --min-confidence
+    answers: dict[str, Answer] | None = None  # to the task's further questions, by name
     model: str
     task: str
     batch: str
     worker: str
-    attempt: int = 1  # 1 + the crashes this payload was in
+    attempt: int = 1  # 1 + the crashes this payload was in + the errors that were raised over it
     truncated_tokens: int = 0  # tokens cut from the middle of the ticket to fit the model
     pushed_at_ms: int | None = None  # the producer's clock; absent where the producer set none
     labelled_at_ms: int  # the worker's clock
@@ -51,9 +65,10 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     seq: int  # the worker's own batch count from 1: a gap tells a reader what was trimmed
     at_ms: int
-    size: int  # tickets in the batch, dead ones included
+    size: int  # tickets in the batch, dead and retried ones included
     dead: int
     labels: dict[str, int]
+    abstained: int = 0  # tickets of which no label was probable enough
     tokens_prompt: int  # what one pass a ticket would compute: instruction + ticket + answer cue, for each
     tokens_computed: int
     tokens_padding: int
@@ -69,6 +84,8 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     latency_buckets: list[int]  # tickets by push-to-label time, `report.BUCKET_LIMITS_MS`
     lease_margin_ms: float  # what was left of the lease when the batch was done
     reclaimed: int  # tickets this worker took back from dead ones since its last batch
+    fenced: int = 0  # batches of this worker not published since its last report: their claim was taken over
+    retried: int = 0  # tickets put back, to be tried again after an error
     model: str
     task: str
     strategy: str
@@ -91,6 +108,9 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     dead: int = 0
     batches: int = 0
     reclaimed: int = 0
+    fenced: int = 0  # batches
+    retried: int = 0
+    abstained: int = 0
     tokens_prompt: int = 0
     tokens_computed: int = 0
 
@@ -123,7 +143,7 @@ def _decode_value(name: str, raw: bytes, kind: Any) -> Any:
     if kind is bytes:
         return raw
     try:
-        return raw.decode("utf-8") if kind is str else msgspec.json.decode(raw, type=kind)
+        return raw.decode("utf-8") if kind in (str, str | None) else msgspec.json.decode(raw, type=kind)
     except UnicodeDecodeError as error:
         raise msgspec.ValidationError(f"field '{name}': invalid UTF-8 at byte {error.start}") from None
     except msgspec.DecodeError as error:  # not JSON at all, or of another type

@@ -3,7 +3,7 @@
 import re
 
 _USER_PASSWORD = re.compile(r"(://[^:/?#]*):.*@")  # greedy: a password may hold any character, an @ too
-_QUERY_PASSWORD = re.compile(r"([?&]password=)[^&]*")
+_QUERY_PASSWORD = re.compile(r"([?&](?:sentinel_)?password=)[^&]*")
 
 
 def mask_url(url: str) -> str:

@@ -13,8 +13,12 @@ COMMANDS = {
     "push": ("producer.cli", "push", "Put tickets from files or standard input into a queue."),
     "work": ("worker.commands.work", "work", "Label tickets from a queue until stopped."),
     "results": ("worker.commands.results", "results", "Show labels as they are published."),
+    "dead": ("worker.commands.dead", "dead", "Look at, put back and delete dead letters."),
+    "fit": ("worker.commands.fit", "fit", "Fit a task to your own labelled tickets."),
+    "evaluate": ("worker.commands.evaluate", "evaluate", "Hold labels against the truth, on labelled tickets."),
     "verify": ("worker.verify", "verify", "Show that batching changes no label, on your own tickets."),
     "bench": ("worker.bench", "bench", "Measure ways of labelling the same tickets on this machine."),
+    "doctor": ("worker.commands.doctor", "doctor", "Check the surroundings of a worker, and say what to do."),
     "model": ("worker.commands.model", "model", "List, fetch and inspect models."),
     "server": ("worker.commands.server", "server", "Run a queue server, for a machine without Redis."),
 }
@@ -33,6 +37,7 @@ class LazyGroup(click.Group):
             return None
         module, attribute, _ = COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        _name_variables(command, f"LENGTHWISE_{cmd_name.upper()}")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -41,9 +46,17 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, _, summary) in COMMANDS.items()])
 
 
-@click.group(
-    cls=LazyGroup, context_settings={"auto_envvar_prefix": "LENGTHWISE", "help_option_names": ["-h", "--help"]}
-)
+def _name_variables(command: click.Command, prefix: str) -> None:
+    """Give every option the environment variable of its own name; click would take the Python parameter's."""
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            _name_variables(inner, f"{prefix}_{name.upper()}")
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.envvar is None and parameter.allow_from_autoenv:
+            parameter.envvar = f"{prefix}_{max(parameter.opts, key=len).lstrip('-').replace('-', '_').upper()}"
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="lengthwise")
 def lengthwise() -> None:
     """Label support tickets from a Redis queue with a small language model, in length-sorted batches.

@@ -65,7 +65,7 @@ def bury(claimed: Claimed, reason: str, detail: str, worker: str) -> DeadLetter:
         payload=b"",
         reason=reason,
         detail=detail,
-        attempts=claimed.crashes + 1,
+        attempts=claimed.attempt,
         at_ms=int(time.time() * 1000),
         worker=worker,
     )

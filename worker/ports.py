@@ -3,7 +3,7 @@
 Neither neighbour is imported: the loop can be run against any pair that keeps these two Protocols.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -20,6 +20,12 @@ class Claimed:
     index: int
     payload: bytes
     crashes: int = 0  # workers that ended without a word while they had it
+    errors: int = 0  # passes of the model that failed over it
+
+    @property
+    def attempt(self) -> int:
+        """The how manieth time this is that it is tried, from 1."""
+        return 1 + self.crashes + self.errors
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Outcome:
     labels: Sequence[tuple[int, str | None, Label]]  # with the id to check for duplicates, None for no check
     dead: Sequence[tuple[int, DeadLetter]]  # their payload is left empty: the claim has it
     report: BatchReport
+    retry: Sequence[int] = ()  # to go to the end of the queue, with one more error to their count
 
 
 class Answer(Enum):
@@ -60,8 +67,8 @@ class Receipt:
 class Queue(Protocol):
     """Where tickets come from and labels go to. Used from two threads: one claims, one commits."""
 
-    def claim(self) -> Claim | None:
-        """The next tickets; None if there were none for about a second."""
+    def claim(self, most: int | None = None) -> Claim | None:
+        """The next tickets; None if there were none for about a second. `most` can only lower the configured number."""
 
     def commit(self, claim: Claim, outcome: Outcome) -> Receipt:
         """Publish one batch of the claim, whole or not at all."""
@@ -80,7 +87,7 @@ class Queue(Protocol):
 class Scored:
     """The scores of some prompts, in their order."""
 
-    log_probs: Sequence[Sequence[float]]  # per prompt, one log-probability a label, in the task's order
+    log_probs: Sequence[Sequence[float]]  # per prompt, one log-probability a label of each question, in their order
     tokens_computed: int  # tokens the model really ran, padding included
 
 
@@ -88,8 +95,8 @@ class Classifier(Protocol):
     """Text in, label scores out."""
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """The task's labels; the order of all scores."""
+    def questions(self) -> Mapping[str, Sequence[str]]:
+        """Each question with its labels, the main one first; the order of all scores."""
 
     @property
     def costs(self) -> "Costs":
@@ -107,6 +114,9 @@ class Classifier(Protocol):
 
     def score(self, prompts: Sequence[Prompt]) -> Scored:
         """One forward pass over the prompts."""
+
+    def shrink(self, prompts: Sequence[Prompt]) -> None:
+        """Plan smaller batches from now on: one pass over these prompts did not fit into memory."""
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,11 @@ class Stop:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
 
+    def deafen(self) -> None:
+        """Ignore what still comes: all is done, and an interpreter that winds up would die of it with another code."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """Where a second signal may break in. Nowhere else: a commit or a hand-back is not to be torn."""

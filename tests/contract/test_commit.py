@@ -123,7 +123,9 @@ def test_crashes_are_forgotten(desk: Desk) -> None:
 def test_every_key_is_declared_and_in_one_slot(desk: Desk) -> None:
     """Each script touches only keys it was called with, those of `wire.Keys`, all in one slot: as a cluster demands."""
     names = [name for name, value in vars(type(desk.keys)).items() if isinstance(value, property)]
-    known = {getattr(desk.keys, name) for name in names} | {desk.keys.claim(claim_id) for claim_id in "ab"}
+    known = {getattr(desk.keys, name) for name in names} | {
+        desk.keys.claim(claim_id) for claim_id in ("a0", "a1", "a2", "b")
+    }
     assert {key_slot(key.encode()) for key in known} == {key_slot(b"tickets")}
     declared: set[str] = set()
     seen: set[str] = set()
@@ -141,8 +143,8 @@ def commands_of_a_life(desk: Desk) -> Iterator[tuple[bool, list[str]]]:
     with desk.redis.monitor() as monitor:
         for number in range(3):
             desk.push(b"poison")
-            desk.claim("a")
-            desk.crash("a", crash_limit=number + 1)
+            desk.claim(f"a{number}")
+            desk.crash(f"a{number}", crash_limit=number + 1)
         desk.push(b"one", b"two", b"three", b"four")
         desk.claim("b")
         desk.renew("b")

@@ -13,11 +13,14 @@ from worker.ports import Answer, Outcome
 if TYPE_CHECKING:
     from tests.contract.conftest import Desk
 
-CLAIM_IDS = st.sampled_from("abc")
+SLOTS = st.sampled_from("abc")
 
 
 class Life(RuleBasedStateMachine):
-    """Three claims over one list. Every ticket has an id of its own."""
+    """Three claims at a time over one list. Every ticket has an id of its own.
+
+    A claim that was handed back or taken over is over; its slot, of three, then goes to a claim with a new id.
+    """
 
     desk: Desk
 
@@ -31,6 +34,7 @@ class Life(RuleBasedStateMachine):
         self.done: list[str] = []
         self.crashes: dict[bytes, int] = {}
         self.batches: list[tuple[str, Outcome]] = []
+        self.ends = dict.fromkeys("abc", 0)
 
     @rule(count=st.integers(1, 6))
     def push(self, count: int) -> None:
@@ -40,9 +44,10 @@ class Life(RuleBasedStateMachine):
         self.waiting += new
         self.desk.push(*new)
 
-    @rule(claim_id=CLAIM_IDS, most=st.integers(1, 5))
-    def claim(self, claim_id: str, most: int) -> None:
+    @rule(slot=SLOTS, most=st.integers(1, 5))
+    def claim(self, slot: str, most: int) -> None:
         """A claim, or its repetition."""
+        claim_id = self.id_of(slot)
         if claim_id not in self.owed:
             taken: list[bytes] = []
             room = most
@@ -59,9 +64,16 @@ class Life(RuleBasedStateMachine):
         assert [ticket.index for ticket in tickets] == sorted(ticket.index for ticket in tickets)
         assert all(ticket.crashes == self.crashes.get(ticket.payload, 0) for ticket in tickets)
 
-    @rule(claim_id=CLAIM_IDS, data=st.data())
-    def commit(self, claim_id: str, data: st.DataObject) -> None:
+    @rule(slot=SLOTS, most=st.integers(1, 5))
+    def claim_late(self, slot: str, most: int) -> None:
+        """A copy of a claim that is over comes late."""
+        if self.ends[slot]:
+            assert self.desk.claim(f"{slot}{self.ends[slot] - 1}", most).tickets == ()
+
+    @rule(slot=SLOTS, data=st.data())
+    def commit(self, slot: str, data: st.DataObject) -> None:
         """A batch of what a claim owes, or of a claim that was taken over."""
+        claim_id = self.id_of(slot)
         owed = self.owed.get(claim_id, {})
         indexes = data.draw(st.sets(st.sampled_from(sorted(owed)), min_size=1)) if owed else {1}
         ids = {index: owed[index].decode() if owed else "nobody's" for index in sorted(indexes)}
@@ -85,16 +97,19 @@ class Life(RuleBasedStateMachine):
             claim_id, outcome = data.draw(st.sampled_from(self.batches))
             assert self.desk.commit(outcome, claim_id).answer is Answer.ALREADY
 
-    @rule(claim_id=CLAIM_IDS)
-    def release(self, claim_id: str) -> None:
+    @rule(slot=SLOTS)
+    def release(self, slot: str) -> None:
         """A hand-back, perhaps of nothing."""
+        claim_id = self.id_of(slot)
         back = list(self.owed.pop(claim_id, {}).values())
         self.waiting[:0] = back
         assert self.desk.release(claim_id) == len(back)
+        self.ends[slot] += bool(back)
 
-    @rule(claim_id=CLAIM_IDS, expired=st.booleans(), renewed=st.booleans())
-    def reclaim(self, claim_id: str, expired: bool, renewed: bool) -> None:
+    @rule(slot=SLOTS, expired=st.booleans(), renewed=st.booleans())
+    def reclaim(self, slot: str, expired: bool, renewed: bool) -> None:
         """A reaper comes by, in vain unless the lease ran out and was not renewed."""
+        claim_id = self.id_of(slot)
         held = claim_id in self.owed
         if expired and held:
             self.desk.expire(claim_id)
@@ -105,6 +120,11 @@ class Life(RuleBasedStateMachine):
             self.crashes[payload] = self.crashes.get(payload, 0) + 1
         self.waiting[:0] = back
         assert self.desk.reclaim(claim_id, crash_limit=1000) == (len(back), 0)
+        self.ends[slot] += bool(back)
+
+    def id_of(self, slot: str) -> str:
+        """The claim id that is in use there."""
+        return f"{slot}{self.ends[slot]}"
 
     @invariant()
     def order_is_kept(self) -> None:
@@ -114,7 +134,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost_or_doubled(self) -> None:
         """Every ticket is waiting, owed or published, at one place only."""
-        stored = {claim_id: self.desk.redis.hgetall(self.desk.keys.claim(claim_id)) for claim_id in "abc"}
+        stored = {name: self.desk.redis.hgetall(self.desk.keys.claim(name)) for name in map(self.id_of, "abc")}
         owed = {claim_id: {int(i): p for i, p in fields.items()} for claim_id, fields in stored.items() if fields}
         assert owed == self.owed
         assert set(self.desk.leases()) == set(self.owed)

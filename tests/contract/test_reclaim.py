@@ -109,7 +109,7 @@ def test_alone_at_the_limit_it_is_buried(desk: Desk, payload: bytes) -> None:
     (letter,) = desk.dead()
     assert (letter.payload, letter.reason, letter.attempts, letter.worker) == (payload, "crashed", 3, "reaper")
     assert letter.at_ms == pytest.approx(time.time() * 1000, abs=10_000)
-    assert set(desk.dump()) == {b"{tickets}:dead", b"{tickets}:totals"}
+    assert set(desk.dump()) == {b"{tickets}:dead", b"{tickets}:totals", b"{tickets}:commits"}
     assert desk.totals().dead == 1
 
 

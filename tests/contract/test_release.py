@@ -18,7 +18,7 @@ def test_back_at_the_head_in_order(desk: Desk) -> None:
     desk.push(b"late")
     assert desk.release() == 3
     assert desk.waiting() == [b"one", b"two", b"three", b"late"]
-    assert set(desk.dump()) == {b"tickets"}
+    assert set(desk.dump()) == {b"tickets", b"{tickets}:commits"}
 
 
 def test_only_what_is_still_owed(desk: Desk) -> None:

@@ -294,15 +294,19 @@ def test_rubbish_is_buried_with_its_reason_and_nothing_is_logged_of_it(live: Wor
 
 @pytest.mark.parametrize("fails", ["score", "tokenise"])
 def test_a_failing_model_does_not_log_the_text(queue: Queue, server_url: str, tmp_path: Path, fails: str) -> None:
-    """An engine that raises with the ticket in its message: the type is told, the text not, in no log or traceback."""
+    """An engine that raises with the ticket in its message: the type is told, the text not, in no log or traceback.
+
+    What cannot be scored is buried at its limit of errors; what cannot be tokenised is not tried again.
+    """
     queue.push(*(ticket(f"{fails}-{number}", f"{MARKER} {number}") for number in range(5)))
     source = FAILING.replace("{fails!r}", repr(fails))
-    with a_worker(queue, server_url, tmp_path / "log", "--burst", code=source) as running:
+    with a_worker(queue, server_url, tmp_path / "log", "--burst", "--error-limit", "3", code=source) as running:
         assert running.process.wait(START_S) == 0, running.said()
     said = running.said()
     assert MARKER not in said
     letters = queue.dead()
     assert [letter.reason for letter in letters] == ["engine_error"] * 5
+    assert {letter.attempts for letter in letters} == {3 if fails == "score" else 1}
     assert all(("RuntimeError" if fails == "score" else "ValueError") in letter.detail for letter in letters)
     assert all(MARKER not in letter.detail for letter in letters)
     queue.client.flushdb()

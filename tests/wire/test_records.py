@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wire.records import BatchReport, DeadLetter, Label, Totals, from_fields, to_fields
+from wire.records import Answer, BatchReport, DeadLetter, Label, Totals, from_fields, to_fields
 
 KINDS: list[type[msgspec.Struct]] = [Label, DeadLetter, BatchReport, Totals]
 GOLDEN: dict[str, list[list[str]]] = json.loads((Path(__file__).parent / "golden" / "records.json").read_text("utf-8"))
@@ -25,6 +25,10 @@ SAMPLES: list[msgspec.Struct] = [
         confidence=0.96875,
         margin=3.5,
         scores={"billing": -0.03125, "technical": -3.53125, "account": -4.5},
+        answers={
+            "urgency": Answer(label="high", confidence=0.75, margin=1.0, scores={"high": -0.25, "low": -1.25}),
+            "language": Answer(label=None, confidence=0.5, margin=0.0, scores={"en": -0.75, "de": -0.75}),
+        },
         model="smollm2-135m",
         task="support",
         batch="w1-7",
@@ -50,6 +54,7 @@ SAMPLES: list[msgspec.Struct] = [
         size=4,
         dead=1,
         labels={"billing": 2, "account": 1},
+        abstained=1,
         tokens_prompt=400,
         tokens_computed=130,
         tokens_padding=0,
@@ -65,6 +70,8 @@ SAMPLES: list[msgspec.Struct] = [
         latency_buckets=[0, 1, 2, 0],
         lease_margin_ms=29000.0,
         reclaimed=0,
+        fenced=1,
+        retried=2,
         model="smollm2-135m",
         task="support",
         strategy="packed",
@@ -79,7 +86,8 @@ SAMPLES: list[msgspec.Struct] = [
         total_batches=7,
     ),
     Totals(
-        published=20, duplicates=1, dead=1, batches=7, reclaimed=2, tokens_prompt=4000, tokens_computed=2**64
+        published=20, duplicates=1, dead=1, batches=7, reclaimed=2, fenced=3, retried=4, abstained=5,
+        tokens_prompt=4000, tokens_computed=2**64
     ),
 ]  # fmt: skip
 
@@ -93,9 +101,13 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, float]: st.dictionaries(texts, floats),
     dict[str, int]: st.dictionaries(texts, st.integers()),
     list[int]: st.lists(st.integers()),
+    str | None: st.none() | texts,
     int | None: st.none() | st.integers(),
     float | None: st.none() | floats,
 }
+VALUES[dict[str, Answer] | None] = st.none() | st.dictionaries(
+    texts, st.builds(Answer, **{field.name: VALUES[field.type] for field in msgspec.structs.fields(Answer)})
+)
 
 
 def records(kind: type[msgspec.Struct]) -> st.SearchStrategy[msgspec.Struct]:
@@ -206,6 +218,15 @@ def test_none_is_not_sent() -> None:
         assert b"null" not in stored(to_fields(bare)).values()
 
 
+def test_an_abstained_label_is_an_entry_without_label() -> None:
+    """Who reads only `label` finds none, `abstained` counts it, and the probability and the scores are still there."""
+    values = {name: getattr(SAMPLES[0], name) for name in Label.__struct_fields__}
+    label = Label(**values | {"label": None, "abstained": 1, "confidence": 0.5, "answers": None})
+    flat = [[str(name), str(value)] for name, value in zip(*2 * [iter(to_fields(label))], strict=True)]
+    assert flat == GOLDEN["Label, abstained"]
+    assert from_fields(Label, stored(to_fields(label))) == label
+
+
 def test_skipped_fields_are_not_sent() -> None:
     """The commit script fills in some fields itself; the worker leaves out exactly those."""
     skip = ("published", "depth")
@@ -235,6 +256,9 @@ MALFORMED: list[tuple[type[msgspec.Struct], str, bytes]] = [
     (Label, "scores", b'{"a":1'),
     (Label, "scores", b"[1]"),
     (Label, "pushed_at_ms", b"0.5"),
+    (Label, "label", b"\xff"),
+    (Label, "answers", b'{"urgency":"high"}'),
+    (Label, "answers", b'{"urgency":{"label":"high"}}'),
     (BatchReport, "latency_buckets", b"[1.5]"),
     (BatchReport, "latency_buckets", b"[" * 100_000),
     (BatchReport, "labels", b'{"a":' * 100_000),

@@ -113,6 +113,8 @@ def test_usage_errors_end_with_64(capsys: pytest.CaptureFixture[str], arguments:
     [
         (["--drain-size", "0"], {}, "'--drain-size'"),
         ([], {"LENGTHWISE_WORK_DRAIN_SIZE": "0"}, "'--drain-size'"),
+        ([], {"LENGTHWISE_WORK_LEASE": "no number"}, "'--lease'"),
+        ([], {"LENGTHWISE_WORK_QUEUE": "a{b}"}, "expected 1-200 characters without braces"),
         (["--queue", "a{b}"], {}, "expected 1-200 characters without braces"),
         (["--strategy", "magic"], {}, "'--strategy'"),
     ],
@@ -142,7 +144,7 @@ def test_no_redis_ends_with_69(command: list[str]) -> None:
     ("arguments", "says"),
     [
         (["--model", "nosuch"], "expected one of smollm2-135m, a folder with safetensors, or a Hugging Face id"),
-        (["--task", "nosuch.toml"], "expected one of the built-in support, or a TOML file"),
+        (["--task", "nosuch.toml"], "expected one of the built-in support, a TOML file"),
     ],
 )
 def test_a_worker_without_model_or_task_ends_with_78(redis_url: str, arguments: list[str], says: str) -> None:

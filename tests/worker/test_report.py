@@ -20,14 +20,15 @@ CLAIMED_AT_MS, DONE_AT_MS = 1_000_000, 1_000_600
 COSTS = Costs(prefix_tokens=16, reuses_prefix=True)
 
 
-def label(name: str, pushed_at_ms: int | None = None) -> Label:
-    """A label of which only its name and push time matter."""
+def label(name: str | None, pushed_at_ms: int | None = None) -> Label:
+    """A label of which only its name, None for one that abstained, and push time matter."""
     return Label(
         id="1",
         label=name,
         confidence=1.0,
         margin=0.0,
         scores={},
+        abstained=int(name is None),
         model="m",
         task="t",
         batch="b",
@@ -40,16 +41,19 @@ def label(name: str, pushed_at_ms: int | None = None) -> Label:
 LETTER = DeadLetter(payload=b"", reason="not_json", detail="", attempts=1, at_ms=0, worker="w")
 
 
-def report(labels: Sequence[Label], dead: Sequence[DeadLetter] = (), ledger: Ledger | None = None) -> BatchReport:
+def report(
+    labels: Sequence[Label], dead: Sequence[DeadLetter] = (), ledger: Ledger | None = None, retried: int = 0
+) -> BatchReport:
     """The entry of a batch with these labels and dead letters."""
     return build_report(
-        Place("c.1", "w", seq=7, reclaimed=3),
+        Place("c.1", "w", seq=7, reclaimed=3, fenced=2),
         Identity("m", "t", "padded", "exact"),
         "full",
         labels,
         dead,
         ledger or Ledger(0, 0, 0, 0, 0),
         Timing(CLAIMED_AT_MS, DONE_AT_MS, tokenise_ms=1.23456, score_ms=2.0, publish_ms=3.0, lease_margin_ms=-4.5),
+        retried,
     )
 
 
@@ -141,11 +145,19 @@ def test_wait_is_never_wrong_rather_than_unknown(pushed: list[int | None], wait_
     assert found == (None if wait_ms is None else pytest.approx(wait_ms))
 
 
+def test_an_abstained_ticket_is_counted_apart() -> None:
+    """It is part of the size and of the latencies, and no label is counted for it."""
+    found = report([label("b", CLAIMED_AT_MS), label(None, CLAIMED_AT_MS), label(None)], [LETTER])
+    assert (found.size, found.abstained, found.labels, found.dead) == (4, 2, {"b": 1}, 1)
+    assert sum(found.latency_buckets) == 2
+    assert report([label("b")]).abstained == 0
+
+
 def test_the_report_tells_the_facts() -> None:
-    """Labels are counted by name, the dead count into the size, the rest is passed on; the commit's part is open."""
-    found = report([label("b"), label("a"), label("b")], [LETTER], Ledger(100, 50, 60, 0, 7))
-    assert (found.size, found.dead, found.labels) == (4, 1, {"a": 1, "b": 2})
-    assert (found.batch, found.worker, found.seq, found.reclaimed) == ("c.1", "w", 7, 3)
+    """Labels are counted by name, dead and retried into the size; the rest is passed on, the commit's part open."""
+    found = report([label("b"), label("a"), label("b")], [LETTER], Ledger(100, 50, 60, 0, 7), retried=2)
+    assert (found.size, found.dead, found.retried, found.labels) == (6, 1, 2, {"a": 1, "b": 2})
+    assert (found.batch, found.worker, found.seq, found.reclaimed, found.fenced) == ("c.1", "w", 7, 3, 2)
     assert (found.model, found.task, found.strategy, found.certificate) == ("m", "t", "padded", "exact")
     assert (found.tokens_prompt, found.tokens_computed, found.tokens_saved_prefix) == (100, 50, 60)
     assert (found.tokens_padding, found.padding_ratio, found.tokens_saved_packing) == (10, 0.2, 7)

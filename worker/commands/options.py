@@ -40,8 +40,16 @@ task_option = click.option(
 model_option = click.option(
     "--model", default=DEFAULT_MODEL, show_default=True, help="Model: a name, a folder, or a Hugging Face id."
 )
+lease_option = click.option(
+    "--lease",
+    "lease_s",
+    type=click.FloatRange(0.2),
+    default=30.0,
+    show_default=True,
+    help="Seconds a claim is held without a sign of life of its worker.",
+)
 threads_option = click.option(
-    "--threads", type=click.IntRange(1), help="Processor threads for the model.  [default: all usable cores]"
+    "--threads", type=click.IntRange(1), help="Processor threads for the model.  [default: measured, up to all cores]"
 )
 dtype_option = click.option(
     "--dtype", type=click.Choice(["float32", "bfloat16"]), help="Arithmetic.  [default: the faster one here, measured]"

@@ -1,14 +1,12 @@
 """`lengthwise results`: labels as they are published."""
 
-import os
-import sys
-
 import click
 import msgspec
 import redis
 
 from wire import Keys, Label
 from worker.commands.options import json_option, queue_option, url_option
+from worker.commands.printable import printable, until_pipe_closes
 from worker.queue.connection import connect, unavailable
 from worker.queue.streams import StreamReader
 
@@ -23,15 +21,19 @@ def results(keys: Keys, url: str, last: int, follow: bool, as_json: bool) -> Non
     """Show labels as they are published, the newest last."""
     show = _show_json if as_json else _show_line
     try:
-        reader = StreamReader(connect(url), keys.results, Label, last)
-        for label in reader.follow() if follow else reader.available():
-            show(label)
+        with until_pipe_closes():
+            reader = StreamReader(connect(url), keys.results, Label, last, _tell_gap)
+            for label in reader.follow() if follow else reader.available():
+                show(label)
     except redis.RedisError as error:
         raise unavailable(url, error) from error
     except KeyboardInterrupt:
         pass
-    except BrokenPipeError:  # `| head` has seen enough, and what is left to flush goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _tell_gap(missed: int | None) -> None:
+    what = "labels may have been" if missed is None else "1 label was" if missed == 1 else f"{missed:,} labels were"
+    click.echo(f"{what} trimmed away before being read: see --results-length and --results-age of `work`", err=True)
 
 
 def _show_json(label: Label) -> None:
@@ -40,10 +42,6 @@ def _show_json(label: Label) -> None:
 
 def _show_line(label: Label) -> None:
     note = f"  ({label.truncated_tokens} tokens cut)" if label.truncated_tokens else ""
-    ticket = _printable(label.id)
-    click.echo(f"{ticket:<36} {label.label:<24} {label.confidence:6.1%}  margin {label.margin:5.2f}{note}")
-
-
-def _printable(text: str) -> str:
-    """The text without what could move the cursor: anybody who may push chooses a ticket's id."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    ticket = printable(label.id)
+    said = label.label or "(abstained)"
+    click.echo(f"{ticket:<36} {said:<24} {label.confidence:6.1%}  margin {label.margin:5.2f}{note}")

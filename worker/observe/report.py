@@ -70,6 +70,7 @@ class Place:
     worker: str
     seq: int
     reclaimed: int
+    fenced: int = 0
 
 
 def build_report(
@@ -80,6 +81,7 @@ def build_report(
     dead: Sequence[DeadLetter],
     ledger: Ledger,
     timing: Timing,
+    retried: int = 0,
 ) -> BatchReport:
     """One metrics entry. What only the commit can know is left for it to fill in."""
     pushed = [label.pushed_at_ms for label in labels if label.pushed_at_ms is not None]
@@ -88,9 +90,10 @@ def build_report(
         worker=place.worker,
         seq=place.seq,
         at_ms=timing.done_at_ms,
-        size=len(labels) + len(dead),
+        size=len(labels) + len(dead) + retried,
         dead=len(dead),
-        labels=dict(Counter(label.label for label in labels)),
+        labels=dict(Counter(label.label for label in labels if label.label is not None)),
+        abstained=sum(label.abstained for label in labels),
         tokens_prompt=ledger.prompt,
         tokens_computed=ledger.computed,
         tokens_padding=ledger.padding,
@@ -106,6 +109,8 @@ def build_report(
         latency_buckets=bucket_counts([timing.done_at_ms - at_ms for at_ms in pushed]),
         lease_margin_ms=round(timing.lease_margin_ms, 3),
         reclaimed=place.reclaimed,
+        fenced=place.fenced,
+        retried=retried,
         model=identity.model,
         task=identity.task,
         strategy=identity.strategy,

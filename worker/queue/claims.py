@@ -12,6 +12,7 @@ from wire import Keys
 from worker.ports import Claim, Outcome, Receipt
 from worker.queue.connection import Link, StopSign, is_outage
 from worker.queue.keeper import Keeper
+from worker.queue.outage import Outage
 from worker.queue.verbs import StreamLengths, Verbs
 
 # How long an idle worker blocks at a time. Well under the socket timeout, and what a stop may have to wait for.
@@ -50,14 +51,15 @@ class RedisQueue:
         state: Callable[[], dict[str, object]] = dict,
     ) -> None:
         self._keys, self._settings = keys, settings
-        self._link = Link(url, stop, patient=patient, client_name=worker)
+        outage = Outage(url)
+        self._link = Link(url, stop, patient=patient, client_name=worker, outage=outage)
         self._verbs = Verbs(self._link.redis)
         # Not the worker's name alone: a worker that starts again under the same name must not find what it left as its
         # own, neither a claim, whose crash would not be counted, nor a commit, which would be taken for done.
         self._claim_prefix, self._claim_numbers = f"{worker}-{secrets.token_hex(4)}", itertools.count(1)
         self._stop = stop
         self._keeper = Keeper(
-            Link(url, stop, patient=patient, client_name=f"{worker}-keeper"),
+            Link(url, stop, patient=patient, client_name=f"{worker}-keeper", outage=outage),
             keys,
             worker,
             lease_ms=settings.lease_ms,
@@ -75,9 +77,10 @@ class RedisQueue:
         self._keeper.close()
         self._link.close()
 
-    def claim(self) -> Claim | None:
-        """The next tickets; None if there were none for `WAIT_S`."""
-        return self._claim_once() or (self._wait() and self._claim_once()) or None
+    def claim(self, most: int | None = None) -> Claim | None:
+        """The next tickets, `most` or the drain size, whichever is less; None if there were none for `WAIT_S`."""
+        number = self._settings.drain_size if most is None else min(most, self._settings.drain_size)
+        return self._claim_once(number) or (self._wait() and self._claim_once(number)) or None
 
     def commit(self, claim: Claim, outcome: Outcome) -> Receipt:
         """Publish one batch. Past its lease the worker first asks for it anew.
@@ -106,14 +109,12 @@ class RedisQueue:
         """Tickets taken back from dead workers since this was last asked."""
         return self._keeper.take_reclaimed()
 
-    def _claim_once(self) -> Claim | None:
+    def _claim_once(self, most: int) -> Claim | None:
         claim_id = f"{self._claim_prefix}-{next(self._claim_numbers)}"
 
         def attempt() -> Claim:
             asked_at_s = time.monotonic()
-            claim = self._verbs.claim(
-                self._keys, claim_id, self._settings.drain_size, self._settings.drain_bytes, self._settings.lease_ms
-            )
+            claim = self._verbs.claim(self._keys, claim_id, most, self._settings.drain_bytes, self._settings.lease_ms)
             if claim.tickets:
                 self._keeper.hold(claim_id, asked_at_s)
             return claim

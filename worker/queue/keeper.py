@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import redis
 import structlog
 
 from wire import Keys
-from worker.errors import RedisUnavailableError
+from worker.errors import LengthwiseError
 from worker.queue.connection import Link
 from worker.queue.verbs import Verbs
 
@@ -96,7 +97,7 @@ class Keeper(threading.Thread):
                 # After an outage that outlasted the leases, the others get a round to renew theirs: they did not crash.
                 if renewed_s - last_s < self._lease_ms / 1000:
                     self._link.call(self._reclaim_expired)
-            except RedisUnavailableError as error:
+            except (LengthwiseError, redis.RedisError) as error:
                 # The main thread meets the same refusal and ends the worker; leases then run out by themselves.
                 log.warning("lease not renewed", error=str(error))
             self._closing.wait(self._lease_ms / 1000 / RENEWALS_A_LEASE)

@@ -21,6 +21,11 @@ local function set_score(key, score, member)
   redis.call('ZADD', key, string.format('%.0f', score), member)
 end
 
+-- Remember with the commits, and as long, that this claim is over: its id must never claim again.
+local function retire(commits, claim_id)
+  redis.call('ZADD', commits, string.format('%.0f', now_ms()), claim_id)
+end
+
 -- What a claim still owes, oldest first: {{index, payload}, ...}
 local function owed_by(claim)
   local flat, owed = redis.call('HGETALL', claim), {}
@@ -42,6 +47,19 @@ local function push_to_head(list, payloads)
       reversed[#reversed + 1] = payloads[i]
     end
     redis.call('LPUSH', list, unpack(reversed))
+  end
+end
+
+-- The fields under which the attempts hash counts a payload's crashes and its errors.
+local function counters_of(payload)
+  local digest = redis.sha1hex(payload)
+  return digest, 'errors:' .. digest
+end
+
+-- Drop a stream's entries that are older than this; an age of 0 keeps everything. About: some may stay a while.
+local function trim_to_age(stream, now, age)
+  if tonumber(age) > 0 then
+    redis.call('XTRIM', stream, 'MINID', '~', string.format('%.0f', math.max(0, now - age)))
   end
 end
 
