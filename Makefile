@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Touched once the environment matches the project file and the lock.
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types check clean
+.PHONY: help setup demo test soak lint types check clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -26,6 +26,11 @@ demo: setup
 ## make test    run every test
 test: setup
 	$(BIN)/python -m pytest
+
+## make soak    kill, stop and cut off workers for minutes, and audit every ticket; SEEDS="1 2 3" for more than one
+SEEDS ?= 1
+soak: setup
+	$(BIN)/python -m tests.soak --real --seeds $(SEEDS)
 
 ## make lint    ruff
 lint: setup
