@@ -1,6 +1,8 @@
 """`lengthwise bench`: the published experiment on the user's own machine, and beyond it."""
 
 import gc
+import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from worker.engine.ways import Run
 
 WAYS = ("single-all", "single", "padded-global", "padded-unsorted", "padded-sorted", "padded-sorted-prefix", "packed")
+EACH_QUESTION = "packed-each-question"
 _LEGEND = (
     "same, bits: labels and scores equal to the same arithmetic one ticket at a time; as f32: labels equal to "
     "single-all, which is float32; peak: share of the machine's matrix-product peak in the way's dtype"
@@ -78,6 +81,14 @@ class Report(msgspec.Struct, kw_only=True):
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures to a file."
 )
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw them into a PNG file.")
+@click.option(
+    "--queue",
+    "queue_url",
+    is_flag=False,
+    flag_value="",
+    metavar="[URL]",
+    help="Measure the queue instead: workers without a model on a server of their own, or on the one at URL.",
+)
 @model_option
 @task_option
 @threads_option
@@ -89,6 +100,7 @@ def bench(
     dtype: str | None,
     json_file: Path | None,
     plot: Path | None,
+    queue_url: str | None,
     model: str,
     task: str,
     threads: int | None,
@@ -99,11 +111,17 @@ def bench(
     baseline), single (last logit only), padded-global, padded-unsorted and padded-sorted (batches of 32, whole
     prompts), padded-sorted-prefix (the instruction run once), packed (what `work` does).
     """
-    chosen = _known(ways.split(","))
+    if queue_url is not None:
+        from worker.bench_queue import bench_queue
+
+        bench_queue(queue_url or os.environ.get("REDIS_URL"), json_file)
+        return
+    question = load_task(task)
+    chosen = _known(ways.split(","), question)
     texts = read_texts(file, limit)
     console = Console(stderr=True)
     with console.status("preparing") as status:
-        report = _measure_all(chosen, load_task(task), model, texts, dtype, threads, status.update)
+        report = _measure_all(chosen, question, model, texts, dtype, threads, status.update)
     console.print(_table(report))
     if json_file:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
@@ -111,10 +129,12 @@ def bench(
         draw(report, plot)
 
 
-def _known(ways: Sequence[str]) -> list[str]:
-    unknown = [way for way in ways if way not in WAYS]
+def _known(ways: Sequence[str], task: Task) -> list[str]:
+    """The ways asked for. Of a task with several questions each may be asked in a pass of its own, to compare."""
+    there = (*WAYS, EACH_QUESTION) if task.questions else WAYS
+    unknown = [way for way in ways if way not in there]
     if unknown:
-        raise UsageError(f"--ways: no {', '.join(unknown)}; expected some of {', '.join(WAYS)}")
+        raise UsageError(f"--ways: no {', '.join(unknown)}; expected some of {', '.join(there)}")
     return list(ways)
 
 
@@ -147,7 +167,7 @@ def _measure_all(
             truth = log_probs
         if truth is not None:
             row.ratio = row.tickets_per_s / report.rows[0].tickets_per_s if report.rows else 1.0
-            row.agreement_f32 = _same_labels(log_probs, truth)
+            row.agreement_f32 = _same_labels(log_probs, truth, task)
         report.rows.append(row)
         gc.collect()
     report.peak_gflops = {name: round(median(values), 1) for name, values in peaks.items()}
@@ -168,10 +188,10 @@ def _measure(
 
     `alone_before` keeps stock transformers' scores one at a time, by dtype: all padded ways are held against them.
     """
-    from worker.engine.ways import Contestant, layer_weights, peak_gflops
+    from worker.engine.ways import contestant_for, layer_weights, peak_gflops
 
     _forget_peak_memory()
-    contestant = Contestant(way, task, model, texts, dtype, threads)
+    contestant = contestant_for(way, task, model, texts, dtype, threads)
     contestant.warm_up()
     runs: list[Run] = []
     peaks, spent_s = [peak_gflops(dtype, model)], 0.0
@@ -181,16 +201,16 @@ def _measure(
         peaks.append(peak_gflops(dtype, model))
         spent_s += runs[-1].seconds
     peak_mb = _peak_memory_mb()
-    alone = alone_before.get(dtype) if way != "packed" else None
+    alone = alone_before.get(dtype) if not way.startswith("packed") else None
     if alone is None and way.startswith("single"):
         alone = runs[-1].log_probs  # it is one at a time already
     if alone is None:
         tell(f"{way}: comparing with one at a time")
         alone = contestant.run_alone()
-    if way != "packed":
+    if not way.startswith("packed"):
         alone_before[dtype] = alone
     last, seconds, peak = runs[-1], median(run.seconds for run in runs), median(peaks)
-    all_weights, left_out = layer_weights(model)
+    all_weights, left_out = layer_weights(model, contestant.layers)
     unread = last.tokens_computed - len(texts) if contestant.leaves_out else 0
     operations = 2 * (all_weights * last.tokens_computed - left_out * unread)
     row = Row(
@@ -203,7 +223,7 @@ def _measure(
         tokens_real=contestant.tokens_real,
         tokens_computed=last.tokens_computed,
         tokens_saved=contestant.tokens_real - contestant.tokens_needed,
-        agreement=_same_labels(last.log_probs, alone),
+        agreement=_same_labels(last.log_probs, alone, task),
         agreement_f32=None,
         bit_equal=round((last.log_probs == alone).all(dim=1).float().mean().item(), 4),
         roofline=round(operations / seconds / 1e9 / peak, 3),
@@ -212,8 +232,12 @@ def _measure(
     return row, last.log_probs, peak
 
 
-def _same_labels(one: Any, other: Any) -> float:
-    return round(float((one.argmax(dim=1) == other.argmax(dim=1)).float().mean()), 4)
+def _same_labels(one: Any, other: Any, task: Task) -> float:
+    """Share of tickets that get the same label for every question."""
+    sizes = [len(labels) for labels in task.asked.values()]
+    pairs = zip(one.split(sizes, dim=1), other.split(sizes, dim=1), strict=True)
+    same = [mine.argmax(dim=1) == its.argmax(dim=1) for mine, its in pairs]
+    return round(float(math.prod(same).float().mean()), 4)
 
 
 def _forget_peak_memory() -> None:

@@ -4,6 +4,7 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,10 +21,12 @@ from rich.table import Table
 from producer import Producer
 from producer.samples import load as load_samples
 from wire import BatchReport, Keys, Label, Totals
-from worker.commands.options import log_level_option, model_option, task_option
+from worker.commands.options import log_level_option, model_option
 from worker.commands.texts import sample_text
+from worker.demo_fit import fit_on_examples
 from worker.embedded import embedded_server
 from worker.engine.catalogue import CATALOGUE, fetch
+from worker.engine.task import DEFAULT_TASK
 from worker.errors import EXIT_BUG, LengthwiseError
 from worker.queue.connection import connect
 from worker.queue.streams import StreamReader, depth, read_totals
@@ -31,6 +34,7 @@ from worker.queue.streams import StreamReader, depth, read_totals
 AGREEMENT_SAMPLE = 32
 _LOOK_EVERY_S = 0.2
 _WORDS_SHOWN = 8
+_SHARES = ("padding_overhead", "agreement", "accuracy", "accuracy_before")
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -45,6 +49,8 @@ class Summary(msgspec.Struct, kw_only=True):
     tickets_per_s: float
     padding_overhead: float  # padding tokens / computed tokens
     agreement: float  # share of a sample whose label is the same when run alone
+    accuracy: float  # share of the published labels that are right
+    accuracy_before: float | None  # by the model's own scores, on some of the tickets; null where nothing was fitted
     labels: dict[str, int]
     model: str
     strategy: str
@@ -58,30 +64,37 @@ class Summary(msgspec.Struct, kw_only=True):
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the summary to a file."
 )
 @click.option("--url", envvar="REDIS_URL", help="Redis to use; also REDIS_URL.  [default: a server of its own]")
-@task_option
+@click.option("--task", help="Task to ask.  [default: the built-in one, fitted to ninety examples first]")
 @model_option
 @log_level_option
-def demo(tickets: int, workers: int, json_file: Path | None, url: str | None, task: str, model: str) -> None:
-    """Label sample tickets here and now, and show what happened."""
+def demo(tickets: int, workers: int, json_file: Path | None, url: str | None, task: str | None, model: str) -> None:
+    """Fit a task to ninety examples, label sample tickets with it here and now, and show what happened."""
     console = Console(stderr=True)
     if model in CATALOGUE:
         fetch(model)  # once and here, where its progress can be seen, not in every worker
-    samples = load_samples(tickets)
+    samples, before = load_samples(tickets), None
     with ExitStack() as stack:
+        if task is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lengthwise-demo-"))) / DEFAULT_TASK
+            with console.status("fitting") as status:
+                before = fit_on_examples(folder, model, samples, status.update)
+            task = str(folder)
+        own = not url
         url = url or stack.enter_context(embedded_server()).url
         client = stack.enter_context(connect(url))
         keys = stack.enter_context(_queue_of_its_own(client))
         with Producer(url, keys.queue) as producer:
             pushed = producer.push_many(samples).pushed
-        processes = stack.enter_context(_workers(workers, url, keys, task, model))
+        processes = stack.enter_context(_workers(workers, url, keys, task, model, patient=not own))
         _watch(console, client, keys, processes, pushed)
         reports = list(StreamReader(client, keys.metrics, BatchReport).available())
         labels = list(StreamReader(client, keys.results, Label).available())
         totals = read_totals(client, keys)
-    console.print(_first_labels(labels[:10], samples))
-    with console.status("comparing with the unbatched run"):
-        agreement = _agreement(samples, labels, task, model)
-    summary = _summarise(pushed, workers, totals, reports, labels, agreement)
+        console.print(_first_labels(labels[:10], samples))
+        with console.status("comparing with the unbatched run"):
+            agreement = _agreement(samples, labels, task, model)
+    accuracy = _accuracy(samples, labels)
+    summary = _summarise(pushed, workers, totals, reports, labels, (agreement, accuracy, before))
     if json_file:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
     _show(console, summary)
@@ -100,11 +113,17 @@ def _queue_of_its_own(client: "redis.Redis") -> Iterator[Keys]:
 
 
 @contextmanager
-def _workers(count: int, url: str, keys: Keys, task: str, model: str) -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Real worker processes, with a fair share of the cores each. They end when the queue is drained."""
+def _workers(
+    count: int, url: str, keys: Keys, task: str, model: str, *, patient: bool
+) -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """Real worker processes, with a fair share of the cores each. They end when the queue is drained.
+
+    Not `patient`, they also end when the server does: ours goes when this process is killed, and never comes back.
+    """
     threads = max(1, (os.cpu_count() or 1) // count)
     command = [sys.executable, "-m", "worker.cli", "work", "--burst", "--queue", keys.queue, "--task", task]
     command += ["--model", model, "--threads", str(threads), "--log-level", "warning"]
+    command += [] if patient else ["--no-retry"]
     # By the environment: a URL may hold a password, and arguments can be read by everybody on the machine.
     environment = {**os.environ, "REDIS_URL": url}
     processes = [subprocess.Popen(command, env=environment) for _ in range(count)]
@@ -181,18 +200,25 @@ def _agreement(samples: Sequence[dict[str, str]], labels: Sequence[Label], task:
     return sum(same) / len(same)
 
 
+def _accuracy(samples: Sequence[dict[str, str]], labels: Sequence[Label]) -> float:
+    """Share of the published labels that are the sample's own."""
+    truth = {sample["id"]: sample["label"] for sample in samples}
+    return sum(label.label == truth[label.id] for label in labels) / len(labels) if labels else 0.0
+
+
 def _summarise(
     pushed: int,
     workers: int,
     totals: Totals,
     reports: Sequence[BatchReport],
     labels: Sequence[Label],
-    agreement: float,
+    checked: tuple[float, float, float | None],
 ) -> Summary:
+    agreement, accuracy, before = checked
     seconds = _busy_s(reports) if reports else 0.0
     counts: dict[str, int] = {}
     for label in labels:
-        counts[label.label] = counts.get(label.label, 0) + 1
+        counts[str(label.label)] = counts.get(str(label.label), 0) + 1
     return Summary(
         tickets=pushed,
         published=totals.published,
@@ -203,6 +229,8 @@ def _summarise(
         tickets_per_s=round(totals.published / seconds, 2) if seconds else 0.0,
         padding_overhead=round(_padding_overhead(reports), 4),
         agreement=round(agreement, 4),
+        accuracy=round(accuracy, 4),
+        accuracy_before=None if before is None else round(before, 4),
         labels=counts,
         model=reports[-1].model if reports else "",
         strategy=reports[-1].strategy if reports else "",
@@ -222,7 +250,7 @@ def _first_labels(labels: Sequence[Label], samples: Sequence[dict[str, str]]) ->
 def _show(console: Console, summary: Summary) -> None:
     table = Table(title="What happened", show_header=False)
     for name, value in msgspec.structs.asdict(summary).items():
-        if name in ("padding_overhead", "agreement"):
+        if isinstance(value, float) and name in _SHARES:
             value = f"{value:.1%}"
         elif isinstance(value, dict):
             value = ", ".join(f"{label} {count}" for label, count in value.items())
@@ -232,5 +260,6 @@ def _show(console: Console, summary: Summary) -> None:
         "Try next:\n"
         "  lengthwise server              a queue of your own, in a second terminal\n"
         "  lengthwise push FILE.jsonl     your tickets into it, one JSON object a line\n"
-        "  lengthwise work --burst        label them; then `lengthwise results`"
+        "  lengthwise work --burst        label them; then `lengthwise results`\n"
+        "  lengthwise fit LABELLED.jsonl  learn your own labels from some thirty examples of each"
     )

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from worker.commands.options import json_option, log_level_option, model_option, strategy_options, task_option
 from worker.commands.texts import read_texts
-from worker.engine.certify import best, difference
+from worker.engine.certify import difference, winners
 
 EXIT_DIFFERS = 1
 # Upper limits of the margin histogram in nats; a margin under the largest difference could have flipped a label.
@@ -28,7 +28,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     labels_differ: int
     largest_difference: float  # of any log-probability, nats
     bit_equal: float  # share of tickets all of whose scores have the same bits alone and batched
-    margins: dict[str, int]  # tickets by the margin of their label, nats
+    margins: dict[str, int]  # tickets by the margin of their main label, nats
     certificate: str
     strategy: str
     model: str
@@ -82,10 +82,12 @@ def verify(
         tickets=len(texts),
         shortest_tokens=min(lengths),
         longest_tokens=max(lengths),
-        labels_differ=sum(best(a) != best(b) for a, b in zip(alone, batched, strict=True)),
+        labels_differ=sum(
+            winners(a, classifier.sizes) != winners(b, classifier.sizes) for a, b in zip(alone, batched, strict=True)
+        ),
         largest_difference=max(difference(a, b) for a, b in zip(alone, batched, strict=True)),
         bit_equal=round(sum(list(a) == list(b) for a, b in zip(alone, batched, strict=True)) / len(texts), 4),
-        margins=_histogram([_margin(scores) for scores in alone]),
+        margins=_histogram([_margin(scores[: len(classifier.labels)]) for scores in alone]),
         certificate=classifier.identity.certificate,
         strategy=classifier.identity.strategy,
         model=model,

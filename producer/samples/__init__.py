@@ -92,6 +92,12 @@ def load(count: int | None = None) -> list[dict[str, str]]:
     return tickets
 
 
+def load_examples() -> list[dict[str, str]]:
+    """Read the ninety labelled examples, thirty of each label. They share no sentence with the tickets of `load`."""
+    with Path(__file__).with_name("examples.jsonl").open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
 def generate(count: int = COUNT, seed: int = SEED) -> list[dict[str, str]]:
     """Make `count` tickets with distinct bodies, the same ones for the same seed.
 

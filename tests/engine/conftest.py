@@ -19,10 +19,12 @@ from worker.engine import Classifier
 from worker.engine.catalogue import DEFAULT_MODEL, quieten
 from worker.engine.classifier import Choices
 from worker.engine.model import LoadedModel, load_model
+from worker.engine.opening import Opened
 from worker.engine.packed import Packed
 from worker.engine.padded import Padded, Single
 from worker.engine.plan import Limits
 from worker.engine.prompt import Prompter
+from worker.engine.scorer import LabelHead
 from worker.engine.task import Task, load_task
 
 THREADS = 1
@@ -84,10 +86,10 @@ def _way(name: str, strategy: str, dtype: str) -> Classifier:
         loaded = _model(packs=strategy == "packed")
     prompter = Prompter(task, loaded.tokenizer, loaded.window)
     with torch.inference_mode():
-        way = WAYS[strategy](loaded.model, prompter.prefix_ids, prompter.tree)
+        way = WAYS[strategy](loaded.model, prompter.prefix_ids, prompter.reading)
+        opened = Opened(loaded, prompter, way, LabelHead(loaded.model, prompter.tree), dtype == "bfloat16")
     limits = Limits(rows=32, tokens=TOKENS, padded=strategy == "padded")
-    choices = Choices(strategy, dtype, "cpu", THREADS, TOKENS, fused=dtype == "bfloat16")
-    return Classifier(task, loaded, way, prompter, limits, choices)
+    return Classifier(task, opened, limits, Choices(strategy, dtype, "cpu", THREADS, TOKENS, fused=False))
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from worker.engine import Classifier
-from worker.engine import classifier as classifier_module
+from worker.engine import Classifier, opening
 from worker.engine.model import load_model, load_tokenizer
 from worker.engine.padded import Single
 from worker.errors import ConfigError
@@ -124,7 +123,7 @@ def test_our_layers_are_left_if_they_differ(tiny: Tiny, tickets: list[str], monk
         return True
 
     expected = scores(load(folder, "bfloat16", strategy="single"), tickets[:6])
-    monkeypatch.setattr(classifier_module, "fuse", wrong)
+    monkeypatch.setattr(opening, "fuse", wrong)
     chosen = load(folder, "bfloat16")
     assert (chosen.choices.strategy, chosen.choices.fused) == ("packed", False)
     torch.testing.assert_close(scores(chosen, tickets[:6]), expected, atol=0.5, rtol=0)

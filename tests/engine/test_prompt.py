@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from worker.engine.model import load_tokenizer
 from worker.engine.plain_tokenizer import PlainTokenizer
 from worker.engine.prompt import ALIGNMENT, Prompter
-from worker.engine.task import Example, Task, load_task
+from worker.engine.task import MAIN_QUESTION, Example, Task, load_task
 from worker.errors import ConfigError
 
 Fast: Any = PreTrainedTokenizerFast  # transformers leaves it untyped
@@ -236,7 +236,7 @@ def test_labels_follow_the_cue_naturally() -> None:
     """A label's tokens are those it has in the whole text: with the space in a completion, without in a chat turn."""
     for form, lead in (("plain", " "), ("chat", "")):
         prompter = Prompter(task(form=form), smollm(), 4096)
-        for label, ids in prompter.label_ids.items():
+        for label, ids in prompter.label_ids[MAIN_QUESTION].items():
             tail = smollm().decode(prompter.tail_ids)
             whole = smollm()(tail + lead + label, add_special_tokens=False)["input_ids"]
             assert whole == [*prompter.tail_ids, *ids]

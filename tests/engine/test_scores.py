@@ -133,7 +133,7 @@ def test_a_result_is_what_its_docstring_says(loaded: Classifier, tickets: list[s
     """The label is the most probable one, confidence its probability, margin the distance to the next in nats."""
     (result,) = loaded.classify(tickets[:1])
     ranked = sorted(result.scores.values(), reverse=True)
-    assert result.scores[result.label] == ranked[0]
+    assert result.scores[str(result.label)] == ranked[0]
     assert result.confidence == pytest.approx(exp(ranked[0]))
     assert result.margin == pytest.approx(ranked[0] - ranked[1])
     assert (list(result.scores), result.truncated_tokens) == (["billing", "technical", "account"], 0)
@@ -143,7 +143,7 @@ def test_scores_that_are_no_numbers_are_no_label(tiny: Callable[..., str], ticke
     """Broken states come out as scores that are no numbers, for the worker to bury; `classify` raises."""
     classifier = Classifier.load("support", tiny("llama"), strategy="packed", dtype="float32", threads=1, tokens=512)
     with torch.inference_mode():
-        classifier.head._weight[0, 0] = float("nan")
+        classifier.head._weight[0, 0] = float("nan")  # type: ignore[attr-defined]  # broken on purpose
     assert not torch.tensor(classifier.score(classifier.tokenise(tickets[:2])).log_probs).isfinite().any()
     with pytest.raises(LengthwiseError, match="not a number"):
         classifier.classify(tickets[:2])

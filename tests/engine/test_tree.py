@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.tree import ROOT, LabelTree, build_tree
+from worker.engine.tree import ROOT, Branch, LabelTree, build_tree
 from worker.errors import ConfigError
 
 END = 99
@@ -53,7 +53,7 @@ def by_tree(tree: LabelTree) -> list[float]:
 @given(LABELS)
 def test_the_tree_is_constrained_decoding(labels: list[tuple[int, ...]]) -> None:
     """A label's probability is that of decoding it step by step among the labels' tokens, and all add up to one."""
-    found = by_tree(build_tree(named(labels), END))
+    found = by_tree(build_tree([Branch((), named(labels))], END))
     assert found == pytest.approx(by_steps(labels))
     assert sum(found) == pytest.approx(1.0)
 
@@ -61,7 +61,7 @@ def test_the_tree_is_constrained_decoding(labels: list[tuple[int, ...]]) -> None
 @given(LABELS)
 def test_only_what_leads_to_a_choice_is_run(labels: list[tuple[int, ...]]) -> None:
     """Every read has a real choice, every token that is run is on the way to one, parents come first."""
-    tree = build_tree(named(labels), END)
+    tree = build_tree([Branch((), named(labels))], END)
     assert all(len(set(choices)) == len(choices) > 1 for choices in tree.choices)
     needed = {tuple(tree.path_to(read)[:depth]) for read in tree.reads for depth in range(len(tree.path_to(read)) + 1)}
     run = {tuple(tree.path_to(node)) for node in range(len(tree.ids))}
@@ -73,7 +73,7 @@ def test_only_what_leads_to_a_choice_is_run(labels: list[tuple[int, ...]]) -> No
 @given(LABELS)
 def test_a_branch_sees_its_ancestors_and_itself(labels: list[tuple[int, ...]]) -> None:
     """`sees` shows a token its own path and no other branch; `depths` puts it right behind the prompt."""
-    tree = build_tree(named(labels), END)
+    tree = build_tree([Branch((), named(labels))], END)
     for node, seen in enumerate(tree.sees()):
         assert [tree.ids[other] for other, is_seen in enumerate(seen) if is_seen] == tree.path_to(node)
         assert sum(seen) == tree.depths()[node] + 1
@@ -85,7 +85,7 @@ def test_a_long_label_neither_loses_nor_wins_by_its_length(length: int) -> None:
 
     A stretch without a choice counts for nothing, so two labels of any length split by their first token alone.
     """
-    tree = build_tree({"short": [1], "long": [2, *range(10, 10 + length)]}, END)
+    tree = build_tree([Branch((), {"short": [1], "long": [2, *range(10, 10 + length)]})], END)
     one, other = math.exp(logit((), 1)), math.exp(logit((), 2))
     assert by_tree(tree) == pytest.approx([one / (one + other), other / (one + other)])
     assert (tree.ids, tree.reads) == ((), (ROOT,))
@@ -93,7 +93,7 @@ def test_a_long_label_neither_loses_nor_wins_by_its_length(length: int) -> None:
 
 def test_a_label_that_begins_another_ends_by_the_end_token() -> None:
     """`refund` beside `refund status` is a choice between the end and the next word, and both stay possible."""
-    tree = build_tree({"refund": [5], "refund status": [5, 6]}, END)
+    tree = build_tree([Branch((), {"refund": [5], "refund status": [5, 6]})], END)
     assert (tree.ids, tree.reads) == ((5,), (0,))
     assert set(tree.choices[0]) == {END, 6}
 
@@ -101,10 +101,10 @@ def test_a_label_that_begins_another_ends_by_the_end_token() -> None:
 def test_equal_labels_are_refused_with_both_names() -> None:
     """Labels of the same tokens could not be told apart; the message names both."""
     with pytest.raises(ConfigError, match="'Refund' and 'refund' are the same tokens"):
-        build_tree({"Refund": [1, 2], "other": [3], "refund": [1, 2]}, END)
+        build_tree([Branch((), {"Refund": [1, 2], "other": [3], "refund": [1, 2]})], END)
 
 
 def test_a_label_without_tokens_is_refused() -> None:
     """A label that the tokenizer makes nothing of would win or lose every time; it is named."""
     with pytest.raises(ConfigError, match=r"label 'odd'.*no token"):
-        build_tree({"fine": [1], "odd": []}, END)
+        build_tree([Branch((), {"fine": [1], "odd": []})], END)

@@ -20,6 +20,7 @@ class Fickle:
     """A classifier whose scores depend on how many tickets it is given at a time, if `fickle`."""
 
     costs, identity = Costs(prefix_tokens=16, reuses_prefix=True), Identity("m", "t", "packed", "exact")
+    labels, sizes = ("a", "b"), (2,)
 
     def __init__(self, fickle: bool) -> None:
         self.fickle = fickle

@@ -1,5 +1,8 @@
 """`lengthwise model`: which models there are, and what a task makes of one."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import click
 
 from worker.commands.options import json_option, model_option, task_option
@@ -37,7 +40,7 @@ def show(task: str, model: str, as_json: bool) -> None:
 
     from worker.engine.model import load_tokenizer
     from worker.engine.prompt import Prompter
-    from worker.engine.task import load_task
+    from worker.engine.task import MAIN_QUESTION, load_task
 
     question = load_task(task)  # first: what is wrong with it should be said at once
     tokenizer = load_tokenizer(model)
@@ -47,10 +50,8 @@ def show(task: str, model: str, as_json: bool) -> None:
         "prefix_tokens": len(prompter.prefix_ids),
         "prompt": f"{head}<ticket>{tail}",
         "tail_tokens": len(prompter.tail_ids),
-        "labels": {
-            label: {"ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)}
-            for label, ids in prompter.label_ids.items()
-        },
+        "labels": _spelled(prompter.label_ids[MAIN_QUESTION], tokenizer),
+        "questions": {name: _spelled(prompter.label_ids[name], tokenizer) for name in question.questions},
         "branch_tokens": len(prompter.tree.ids),
     }
     if as_json:
@@ -59,7 +60,13 @@ def show(task: str, model: str, as_json: bool) -> None:
     click.echo(f"{shown['prompt']}\n")
     click.echo(
         f"prefix, run once: {shown['prefix_tokens']} tokens; answer cue: {shown['tail_tokens']}; "
-        f"tokens run to tell long labels apart: {shown['branch_tokens']}"
+        f"tokens run for long labels and further questions: {shown['branch_tokens']}"
     )
-    for label, ids in prompter.label_ids.items():
-        click.echo(f"  {label}: {' '.join(tokenizer.convert_ids_to_tokens(ids))}  {list(ids)}")
+    for name, labels in prompter.label_ids.items():
+        click.echo(f"{name}:")
+        for label, spelled in _spelled(labels, tokenizer).items():
+            click.echo(f"  {label}: {' '.join(spelled['tokens'])}  {list(spelled['ids'])}")
+
+
+def _spelled(labels: Mapping[str, Sequence[int]], tokenizer: Any) -> dict[str, dict[str, Any]]:
+    return {label: {"ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)} for label, ids in labels.items()}

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 from typing import Literal
 
@@ -32,8 +33,13 @@ class Certificate:
         return f"close ({self.largest_difference:.2g}, {self.labels_differ} of {self.compared} labels differ)"
 
 
-def certify(score: Score, probes: Sequence[Prompt], budget_s: float = BUDGET_S) -> Certificate:
-    """Score each probe alone, then in batches of several sizes and mixes, and compare bit for bit."""
+def certify(
+    score: Score, probes: Sequence[Prompt], sizes: Sequence[int] | None = None, budget_s: float = BUDGET_S
+) -> Certificate:
+    """Score each probe alone, then in batches of several sizes and mixes, and compare bit for bit.
+
+    `sizes` are the numbers of each question's labels, if there is more than one.
+    """
     end_s = time.monotonic() + budget_s
     alone: dict[int, Sequence[float]] = {}
     largest, differ, compared = 0.0, 0, 0
@@ -43,7 +49,7 @@ def certify(score: Score, probes: Sequence[Prompt], budget_s: float = BUDGET_S) 
         for index, scores in zip(batch, score([probes[index] for index in batch]), strict=True):
             compared += 1
             largest = max(largest, difference(alone[index], scores))
-            differ += best(alone[index]) != best(scores)
+            differ += winners(alone[index], sizes) != winners(scores, sizes)
         if time.monotonic() > end_s:
             break
     return Certificate("close" if largest > 0.0 else "exact", largest, differ, compared)
@@ -73,3 +79,10 @@ def difference(one: Sequence[float], other: Sequence[float]) -> float:
 def best(scores: Sequence[float]) -> int:
     """The index of the highest score; of equal ones the first, so that a tie is always broken the same way."""
     return max(range(len(scores)), key=scores.__getitem__)
+
+
+def winners(scores: Sequence[float], sizes: Sequence[int] | None = None) -> list[int]:
+    """Of each question the index of its best label; the questions' scores lie side by side, `sizes` of each."""
+    sizes = sizes or [len(scores)]
+    ends = list(accumulate(sizes))
+    return [best(scores[end - size : end]) for end, size in zip(ends, sizes, strict=True)]

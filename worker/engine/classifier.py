@@ -1,46 +1,35 @@
 """The classifier: texts in, labels out, without Redis. The worker uses the same object through `worker.ports`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+import msgspec
 import torch
 
-from worker.engine.certify import Certificate, best, certify, random_probes
-from worker.engine.fuse import fuse
+from wire import Answer
+from worker.answers import answers
+from worker.engine.certify import Certificate, certify, random_probes
 from worker.engine.machine import describe, faster_dtype, usable_cores
-from worker.engine.model import DEFAULT_MODEL, LoadedModel, load_model
-from worker.engine.packed import Packed
-from worker.engine.padded import Padded, Single
+from worker.engine.model import DEFAULT_MODEL, locate
+from worker.engine.opening import DTYPES, STRATEGIES, Opened, fitted_of, open_model
 from worker.engine.plan import Batch, Limits, plan
-from worker.engine.prompt import Prompt, Prompter
-from worker.engine.scorer import LabelHead, Strategy
-from worker.engine.stock import Stock, UnfitError, failures_explained
-from worker.engine.task import DEFAULT_TASK, Task, check_task, load_task
-from worker.engine.tuning import tokens_a_batch
+from worker.engine.prompt import Prompt
+from worker.engine.stock import UnfitError, failures_explained
+from worker.engine.task import DEFAULT_TASK, MAIN_QUESTION, Task, check_task, load_task
+from worker.engine.tuning import threads_for, tokens_a_batch
 from worker.errors import ConfigError, LengthwiseError
 from worker.ports import Costs, Identity, Scored
 
-# In the order in which they are tried: the next one is for models or machines where the one before changes a label.
-STRATEGIES = ("packed", "padded", "single")
-_KINDS: dict[str, type[Packed] | type[Padded] | type[Single]] = dict(
-    zip(STRATEGIES, (Packed, Padded, Single), strict=True)
-)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _MOST_ROWS = 512
 _PADDED_ROWS, _PADDED_TOKENS = 32, 4096
 
 
-@dataclass(frozen=True)
-class Classification:
-    """One text's label. `scores` are log-probabilities in nats, one a label, and add up to a probability of one."""
+class Classification(Answer, frozen=True, kw_only=True):
+    """One text's answer to the task's main question, and those to its further ones by their names."""
 
-    label: str
-    confidence: float
-    margin: float
-    scores: dict[str, float]
-    truncated_tokens: int
+    truncated_tokens: int = 0
+    answers: Mapping[str, Answer] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,19 +48,22 @@ class Choices:
 class Classifier:
     """Labels texts with a language model: one forward pass a text, never a word generated.
 
-    Made by `Classifier.load`. `labels` is the order of all scores, `choices` how it runs, `certificate` what was shown
-    of batched against unbatched when it was loaded.
+    Made by `Classifier.load`. `labels` are those of the task's main question; the labels of all `questions` side by
+    side are the order of all scores. `choices` is how it runs, `certificate` what was shown of batched against
+    unbatched when it was loaded.
     """
 
-    def __init__(
-        self, task: Task, loaded: LoadedModel, strategy: Strategy, prompter: Prompter, limits: Limits, choices: Choices
-    ) -> None:
+    def __init__(self, task: Task, opened: Opened, limits: Limits, choices: Choices) -> None:
         self.task, self.labels = task, tuple(task.labels)
+        self.questions = {question: tuple(labels) for question, labels in task.asked.items()}
         self.certificate: Certificate | None = None
-        self.limits, self.choices = limits, replace(choices, tokens=limits.tokens)
-        self._model_name, self.strategy, self.prompter = loaded.name, strategy, prompter
-        with torch.inference_mode():
-            self.head = LabelHead(loaded.model, prompter.tree)
+        self.limits, self.choices = limits, replace(choices, tokens=limits.tokens, fused=opened.fused)
+        self.loaded, self.strategy, self.prompter, self.head = (
+            opened.loaded,
+            opened.strategy,
+            opened.prompter,
+            opened.head,
+        )
 
     @classmethod
     def load(
@@ -88,17 +80,20 @@ class Classifier:
         """A classifier for a task (its name, TOML file or `Task`) and a model (its name, folder or Hugging Face id).
 
         What is not given is chosen by measurement: `strategy` (the first of STRATEGIES that changes no label in a
-        batch), `dtype` (float32 or bfloat16), `threads` (all usable cores), `tokens` of a batch. The first use of a
-        catalogue model fetches it. Raises ConfigError with a sentence on how to mend it.
+        batch), `dtype` (float32 or bfloat16), `threads` (the fewest that are nearly as fast as all usable cores),
+        `tokens` of a batch. The first use of a catalogue model fetches it. Raises ConfigError with a sentence on how to
+        mend it.
         """
         task = load_task(task) if isinstance(task, str) else task
         check_task(task, repr(task.name))
-        threads = threads or usable_cores()
-        torch.set_num_threads(threads)
+        locate(model)  # first: a model that is not there should be said at once
         reasons: dict[str, str] = {}
+        torch.set_num_threads(threads or usable_cores())
         if dtype is None:
-            chosen, reasons["dtype"] = faster_dtype(device)
-            dtype = str(chosen).removeprefix("torch.")
+            dtype, reasons["dtype"] = _choose_dtype(task, device)
+        if threads is None:
+            threads, reasons["threads"] = threads_for(DTYPES[_known(dtype)], model, usable_cores())
+            torch.set_num_threads(threads)
         choices = Choices(strategy or STRATEGIES[0], _known(dtype), device, threads, tokens or 0, False, reasons)
         for candidate in (strategy,) if strategy else STRATEGIES:
             try:
@@ -126,10 +121,17 @@ class Classifier:
     def identity(self) -> Identity:
         """What makes this classifier's labels."""
         certificate = "none" if self.certificate is None else str(self.certificate)
-        return Identity(self._model_name, self.task.name, self.strategy.name, certificate)
+        return Identity(self.loaded.name, self.task.name, self.strategy.name, certificate)
 
-    def classify(self, texts: Sequence[str]) -> list[Classification]:
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of each question's labels, in the order of all scores."""
+        return [len(labels) for labels in self.questions.values()]
+
+    def classify(self, texts: Sequence[str], min_confidence: float = 0.0) -> list[Classification]:
         """Label each text, in the order given. Equal texts get equal scores, and neighbours make no difference.
+
+        An answer less probable than `min_confidence` has None for its label, and its scores all the same.
 
         Raises LengthwiseError if a score is not a number.
         """
@@ -139,7 +141,7 @@ class Classifier:
             scored = self.score([prompts[row[0]] for row in batch.rows])
             for row, log_probs in zip(batch.rows, scored.log_probs, strict=True):
                 for index in row:
-                    results[index] = self._classification(log_probs, prompts[index].truncated)
+                    results[index] = self._classification(log_probs, prompts[index].truncated, min_confidence)
         return [results[index] for index in range(len(texts))]
 
     def tokenise(self, texts: Sequence[str]) -> list[Prompt]:
@@ -151,82 +153,56 @@ class Classifier:
         return plan([prompt.ids for prompt in prompts], self.limits)
 
     def score(self, prompts: Sequence[Prompt]) -> Scored:
-        """One forward pass: log-probabilities in the order of `labels`, one row a prompt."""
+        """One forward pass: log-probabilities of all `questions`' labels side by side, one row a prompt."""
         with torch.inference_mode():
             states, tokens = self.strategy.hidden([prompt.ids for prompt in prompts])
             return Scored(self.head.log_probs(states).tolist(), tokens)
 
+    def shrink(self, prompts: Sequence[Prompt]) -> None:
+        """Plan smaller batches from now on: one pass over these prompts did not fit into memory."""
+        self.limits = self.limits.under([len(prompt.ids) for prompt in prompts])
+
     def certify(self) -> Certificate:
         """Show once more whether batched equals unbatched here."""
         probes = random_probes(self.prompter.wrap, self.prompter.ordinary_ids, self.prompter.room)
-        return certify(lambda batch: self.score(batch).log_probs, probes)
+        return certify(lambda batch: self.score(batch).log_probs, probes, self.sizes)
 
     def tune(self) -> None:
         """Choose the token budget of a batch for this machine."""
         if not self.strategy.takes_any_mix:
             return
         key = (
-            f"{describe(self.choices.device)}, {self._model_name}, {self.choices.dtype}, {self.choices.threads} threads"
+            f"{describe(self.choices.device)}, {self.loaded.name}, {self.choices.dtype}, {self.choices.threads} threads"
         )
         tokens, reason = tokens_a_batch(self.score, self.prompter.wrap, self.prompter.ordinary_ids, key)
         self.limits = replace(self.limits, tokens=tokens)
         self.choices = replace(self.choices, tokens=tokens, reasons={**self.choices.reasons, "tokens": reason})
 
-    def _classification(self, log_probs: Sequence[float], truncated: int) -> Classification:
+    def _classification(self, log_probs: Sequence[float], truncated: int, min_confidence: float) -> Classification:
         if not all(map(math.isfinite, log_probs)):
-            raise LengthwiseError(f"{self._model_name}: a text's score is not a number, so it has no label")
-        ranked = sorted(log_probs, reverse=True)
-        winner = best(log_probs)
-        return Classification(
-            label=self.labels[winner],
-            confidence=math.exp(log_probs[winner]),
-            margin=ranked[0] - ranked[1],
-            scores=dict(zip(self.labels, log_probs, strict=True)),
-            truncated_tokens=truncated,
-        )
+            raise LengthwiseError(f"{self.loaded.name}: a text's score is not a number, so it has no label")
+        found = answers(self.questions, log_probs, min_confidence)
+        main = msgspec.structs.asdict(found.pop(MAIN_QUESTION))
+        return Classification(**main, truncated_tokens=truncated, answers=found)
 
 
 def _build(kind: type[Classifier], task: Task, model: str, choices: Choices) -> Classifier:
     """A certified classifier as chosen. Raises UnfitError if the strategy is not for this model."""
-    loaded, prompter, fused = _load(task, model, choices)
-    with failures_explained(), torch.inference_mode():
-        strategy = _KINDS[choices.strategy](loaded.model, prompter.prefix_ids, prompter.tree)
-    padded = not strategy.takes_any_mix
+    opened = open_model(task, model, choices.strategy, choices.dtype, choices.device)
+    padded = not opened.strategy.takes_any_mix
     rows, tokens = (_PADDED_ROWS, _PADDED_TOKENS) if padded else (_MOST_ROWS, 1024)
-    limits = Limits(rows, choices.tokens or tokens, padded)
-    classifier = kind(task, loaded, strategy, prompter, limits, replace(choices, fused=fused))
+    classifier = kind(task, opened, Limits(rows, choices.tokens or tokens, padded), choices)
     with failures_explained():
         classifier.certificate = classifier.certify()
     return classifier
 
 
-def _load(task: Task, model: str, choices: Choices) -> tuple[LoadedModel, Prompter, bool]:
-    """The model, with our own layers where they apply: packed, bfloat16, on a processor.
-
-    Raises UnfitError if the strategy does not give what the model itself gives.
-    """
-    dtype, strategy = DTYPES[choices.dtype], _KINDS[choices.strategy]
-    # Compared in float32 where memory allows: in bfloat16 a forgotten window may look like one more rounding.
-    loaded = load_model(model, torch.float32 if choices.device == "cpu" else dtype, device=choices.device)
-    prompter = Prompter(task, loaded.tokenizer, loaded.window)
-    stock = Stock(loaded.model, prompter)
-    if strategy is not Single:
-        stock.check(strategy, loaded.model, loaded.dtype)
-    if strategy is Packed and dtype is torch.bfloat16 and choices.device == "cpu" and _fused(loaded.model, stock):
-        return loaded, prompter, True
-    # Not `.to(dtype)`, which would round the rotary frequencies too.
-    return (loaded if loaded.dtype is dtype else load_model(model, dtype, device=choices.device)), prompter, False
-
-
-def _fused(model: Any, stock: Stock) -> bool:
-    with torch.inference_mode():
-        if not fuse(model):
-            return False
-    try:
-        stock.check(Packed, model, torch.bfloat16)
-    except UnfitError:
-        return False
-    return True
+def _choose_dtype(task: Task, device: str) -> tuple[str, str]:
+    """The dtype to run in, and why."""
+    if fitted := fitted_of(task):
+        return fitted.facts.dtype, "the task's head was fitted in it"
+    chosen, reason = faster_dtype(device)
+    return str(chosen).removeprefix("torch."), reason
 
 
 def _known(dtype: str) -> str:

@@ -66,6 +66,22 @@ def product_gflops(
     return 2 * rows * inner * outer / seconds / 1e9
 
 
+def layer_tokens_per_s(dtype: torch.dtype, width: int, inner: int, threads: int) -> float:
+    """Tokens a second through the larger half of a decoder layer, on so many threads; torch keeps its own number."""
+    before = torch.get_num_threads()
+    rows = torch.randn(_PRODUCT_ROWS, width).to(dtype)
+    up, down = torch.randn(inner, width).to(dtype), torch.randn(width, inner).to(dtype)
+    functional = torch.nn.functional
+    try:
+        torch.set_num_threads(threads)
+        seconds = median_seconds(
+            lambda: functional.linear(functional.silu(functional.linear(rows, up)), down), repeats=4 * _REPEATS
+        )
+    finally:
+        torch.set_num_threads(before)
+    return _PRODUCT_ROWS / seconds
+
+
 def median_seconds(run: Callable[[], object], device: str = "cpu", repeats: int = _REPEATS) -> float:
     """Median time of a few runs after one that does not count."""
     run()

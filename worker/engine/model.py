@@ -1,5 +1,6 @@
 """Find a model, fetch and convert it once, load it."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from worker.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFAULT_MODEL", "LoadedModel", "load_model", "load_tokenizer", "locate"]
+# Of each tensor, spread over it.
+_SAMPLED_WEIGHTS = 1024
+
+__all__ = ["DEFAULT_MODEL", "LoadedModel", "layer_shape", "load_model", "load_tokenizer", "locate"]
 
 
 @dataclass(frozen=True)
@@ -24,11 +28,7 @@ class LoadedModel:
     tokenizer: Any
     window: int
     dtype: "torch.dtype"
-
-    @property
-    def backbone(self) -> Any:
-        """The model without its output layer: ids in, hidden states after the final norm out."""
-        return self.model.base_model
+    fingerprint: str  # a hash of a sample of every weight, the same in every dtype: other weights give another
 
 
 def locate(name: str, *, offline: bool = False) -> str:
@@ -69,7 +69,29 @@ def load_model(name: str, dtype: "torch.dtype", *, device: str = "cpu") -> Loade
     # from_pretrained has put it into evaluation mode already.
     model.requires_grad_(False).to(device)  # type: ignore[arg-type]  # its decorator hides the overloads
     window = getattr(model.config, "max_position_embeddings", None) or 2048
-    return LoadedModel(name, model, tokenizer, int(window), dtype)
+    return LoadedModel(name, model, tokenizer, int(window), dtype, _fingerprint(model))
+
+
+def _fingerprint(model: Any) -> str:
+    import torch
+
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        flat = weight.flatten()
+        sample = flat[:: max(1, flat.numel() // _SAMPLED_WEIGHTS)].cpu().bfloat16()
+        digest.update(f"{name} {tuple(weight.shape)}".encode() + sample.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def layer_shape(name: str) -> tuple[int, int]:
+    """Width of a model's residual stream, and of the inside of its layers. Raises ConfigError."""
+    place = locate(name)
+    from transformers import AutoConfig
+
+    with _explained(name):
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False).get_text_config()
+    width = int(config.hidden_size)
+    return width, int(getattr(config, "intermediate_size", None) or 4 * width)
 
 
 @contextmanager

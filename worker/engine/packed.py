@@ -8,6 +8,7 @@ so what one gets does not depend on which others are there.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from transformers import AttentionInterface
 
 from worker.engine.product import LEAST_ROWS
-from worker.engine.tree import ROOT, LabelTree
+from worker.engine.reading import Listener, pool
+from worker.engine.tap import Reading
+from worker.engine.tree import ROOT
 
 ATTENTION = "lengthwise_packed"
 
@@ -104,17 +107,18 @@ class Packed:
     reuses_prefix = True
     takes_any_mix = True
 
-    def __init__(self, model: Any, prefix_ids: Sequence[int], tree: LabelTree) -> None:
-        self._model, self._tree = model, tree
+    def __init__(self, model: Any, prefix_ids: Sequence[int], reading: Reading) -> None:
+        self._model, self._reading, self._tree = model, reading, reading.tree
+        self._listener = Listener(model, reading.taps)
         self._device = next(model.parameters()).device
         self._dtype = next(model.parameters()).dtype
         self._prefix_length = len(prefix_ids)
-        self._sees = torch.tensor(tree.sees(), dtype=torch.bool).reshape(len(tree.ids), len(tree.ids))
+        self._sees = torch.tensor(self._tree.sees(), dtype=torch.bool).reshape(2 * [len(self._tree.ids)])
         model.set_attn_implementation(ATTENTION)
         self.prefix = self._run_prefix(prefix_ids)
 
     def hidden(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, int]:
-        """Hidden states `[prompts, reads, hidden]` where the tree is read, and the tokens that were run for them."""
+        """Hidden states `[prompts, reads, hidden]`, and the tokens that were run for them."""
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         rows = [list(prompts[index]) for index in order]
         # A row of few tokens would be run by other kernels, with other bits; a filler that nobody reads prevents it.
@@ -122,16 +126,33 @@ class Packed:
             rows.append([rows[-1][-1]] * (len(rows[-1]) + missing))
         lengths = [len(row) for row in rows]
         ids = [token for row in rows for token in (*row, *self._tree.ids)]
-        reads = list(self._reads(lengths[: len(prompts)]))
-        flat = torch.tensor([position for read in reads for position in read], device=self._device)
-        # Read rows are few; for the last layer they are repeated up to what keeps its kernels the same.
-        repeated = flat.repeat(-(-LEAST_ROWS // len(flat)))
-        states = self._run(
-            ids, self._positions(lengths), Pack(list(self._groups(lengths)), self.prefix, None, repeated)
-        )
-        read_states = states[: len(flat)] if states.shape[0] == len(repeated) else states[flat]
+        positions, pack = self._positions(lengths), Pack(list(self._groups(lengths)), self.prefix)
+        read = self._read_taps if self._reading.taps else self._read_tree
         back = torch.tensor(order, device=self._device).argsort()
-        return read_states.view(len(prompts), len(self._tree.reads), -1)[back], len(ids)
+        return read(ids, positions, pack, lengths[: len(prompts)])[back], len(ids)
+
+    def _read_tree(
+        self, ids: Sequence[int], positions: Sequence[int], pack: Pack, lengths: Sequence[int]
+    ) -> torch.Tensor:
+        reads = torch.tensor([row for rows in self._reads(lengths) for row in rows], device=self._device)
+        # Read rows are few; for the last layer they are repeated up to what keeps its kernels the same.
+        pack.reads = reads.repeat(-(-LEAST_ROWS // len(reads)))
+        states = self._run(ids, positions, pack)
+        states = states[: len(reads)] if states.shape[0] == len(pack.reads) else states[reads]
+        return states.view(len(lengths), len(self._tree.reads), -1)
+
+    def _read_taps(
+        self, ids: Sequence[int], positions: Sequence[int], pack: Pack, lengths: Sequence[int]
+    ) -> torch.Tensor:
+        with self._listener.listening() as heard:
+            self._run(ids, positions, pack)
+        ends = list(accumulate(lengths))
+        return torch.stack(
+            [
+                pool(self._reading, {depth: states[0, end - length : end] for depth, states in heard.items()})
+                for end, length in zip(ends, lengths, strict=True)
+            ]
+        )
 
     def _run(self, ids: Sequence[int], positions: Sequence[int], pack: Pack) -> torch.Tensor:
         # No cache and no mask: with either, transformers would let the tickets of a row see each other.

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
-from worker.engine.tree import ROOT, LabelTree
+from worker.engine.reading import Listener, pool
+from worker.engine.tap import Reading
+from worker.engine.tree import ROOT
 
 # Any id does for padding: it is masked, and nothing is ever found by looking for it.
 _PAD_ID = 0
@@ -21,16 +23,17 @@ class Padded:
     reuses_prefix = True
     takes_any_mix = False
 
-    def __init__(self, model: Any, prefix_ids: Sequence[int], tree: LabelTree) -> None:
-        self._model, self._tree = model, tree
+    def __init__(self, model: Any, prefix_ids: Sequence[int], reading: Reading) -> None:
+        self._model, self._reading, self._tree = model, reading, reading.tree
+        self._listener = Listener(model, reading.taps)
         self._device = next(model.parameters()).device
         self._prefix_length = len(prefix_ids)
         self._prefix = self._run_prefix(prefix_ids)
-        self._sees = torch.tensor(tree.sees(), dtype=torch.bool).reshape(len(tree.ids), len(tree.ids))
-        self._depths = torch.tensor(tree.depths(), dtype=torch.long)
+        self._sees = torch.tensor(reading.tree.sees(), dtype=torch.bool).reshape(2 * [len(reading.tree.ids)])
+        self._depths = torch.tensor(reading.tree.depths(), dtype=torch.long)
 
     def hidden(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, int]:
-        """Hidden states `[prompts, reads, hidden]` where the tree is read, and the tokens that were run for them."""
+        """Hidden states `[prompts, reads, hidden]`, and the tokens that were run for them."""
         return self.padded_to(max(map(len, prompts)), prompts)
 
     def padded_to(self, longest: int, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, int]:
@@ -40,16 +43,23 @@ class Padded:
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) : longest] = torch.tensor(prompt)
             ids[row, longest:] = torch.tensor(self._tree.ids, dtype=torch.long)
-        states = self._model.base_model(
-            input_ids=ids.to(self._device),
-            attention_mask=self._mask(lengths, longest).to(self._device),
-            position_ids=self._positions(lengths, longest).to(self._device),
-            cache=self._expanded_prefix(len(prompts)),
-            use_cache=True,
-        ).last_hidden_state
+        with self._listener.listening() as heard:
+            states = self._model.base_model(
+                input_ids=ids.to(self._device),
+                attention_mask=self._mask(lengths, longest).to(self._device),
+                position_ids=self._positions(lengths, longest).to(self._device),
+                cache=self._expanded_prefix(len(prompts)),
+                use_cache=True,
+            ).last_hidden_state
+        if self._reading.taps:
+            pooled = [self._tapped(heard, row, len(prompt)) for row, prompt in enumerate(prompts)]
+            return torch.stack(pooled), ids.numel()
         # Left padding ends every prompt in the same column, and the tree's tokens follow it.
         columns = [longest - 1 if node == ROOT else longest + node for node in self._tree.reads]
         return states[:, columns], ids.numel()
+
+    def _tapped(self, heard: dict[int, torch.Tensor], row: int, length: int) -> torch.Tensor:
+        return pool(self._reading, {depth: states[row, states.shape[1] - length :] for depth, states in heard.items()})
 
     def _positions(self, lengths: torch.Tensor, longest: int) -> torch.Tensor:
         own = torch.arange(longest)[None] - (longest - lengths)[:, None]
@@ -72,7 +82,8 @@ class Padded:
             return []
         cache = self._new_cache()
         self._model.base_model(input_ids=torch.tensor([prefix_ids], device=self._device), cache=cache, use_cache=True)
-        return [(layer.keys, layer.values) for layer in cache.layers]
+        # A model that was cut leaves some of its cache unused.
+        return [(layer.keys, layer.values) for layer in cache.layers if layer.is_initialized]
 
     def _expanded_prefix(self, rows: int) -> Any:
         cache = self._new_cache()
@@ -96,19 +107,30 @@ class Single:
     reuses_prefix = False
     takes_any_mix = True
 
-    def __init__(self, model: Any, prefix_ids: Sequence[int], tree: LabelTree) -> None:
-        self._model, self._prefix_ids, self._tree = model, list(prefix_ids), tree
+    def __init__(self, model: Any, prefix_ids: Sequence[int], reading: Reading) -> None:
+        self._model, self._prefix_ids, self._reading = model, list(prefix_ids), reading
+        self._listener = Listener(model, reading.taps)
         self._device = next(model.parameters()).device
 
     def hidden(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, int]:
         """Hidden states `[prompts, reads, hidden]`, and the tokens that were run for them."""
-        states, tokens = [], 0
+        if self._reading.taps:
+            return self._read_taps(prompts)
+        states, tokens, tree = [], 0, self._reading.tree
         for prompt in prompts:
-            for node in self._tree.reads:
-                ids = [*self._prefix_ids, *prompt, *self._tree.path_to(node)]
+            for node in tree.reads:
+                ids = [*self._prefix_ids, *prompt, *tree.path_to(node)]
                 states.append(self._last_state(ids))
                 tokens += len(ids)
-        return torch.stack(states).view(len(prompts), len(self._tree.reads), -1), tokens
+        return torch.stack(states).view(len(prompts), len(tree.reads), -1), tokens
+
+    def _read_taps(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, int]:
+        pooled, prefix = [], len(self._prefix_ids)
+        for prompt in prompts:
+            with self._listener.listening() as heard:
+                self._states([*self._prefix_ids, *prompt])
+            pooled.append(pool(self._reading, {depth: states[0, prefix:] for depth, states in heard.items()}))
+        return torch.stack(pooled), sum(prefix + len(prompt) for prompt in prompts)
 
     def _last_state(self, ids: Sequence[int]) -> torch.Tensor:
         return self._states(ids)[0, -1]

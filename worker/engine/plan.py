@@ -1,7 +1,7 @@
 """Lengths -> length-sorted batches under a token budget. Pure: no torch, no queue."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Closed = Literal["full", "budget", "drained"]
@@ -27,6 +27,11 @@ class Limits:
     rows: int
     tokens: int
     padded: bool  # whether a row costs the batch's longest row, or just its own tokens
+
+    def under(self, lengths: Sequence[int]) -> "Limits":
+        """Limits for batches that cost at most half of what one row or more of these lengths did."""
+        cost = max(lengths) * len(lengths) if self.padded else sum(lengths)
+        return replace(self, tokens=max(1, min(self.tokens, cost // 2)))
 
 
 def plan(prompts: Sequence[Sequence[int]], limits: Limits) -> list[Batch]:

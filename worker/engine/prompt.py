@@ -4,19 +4,22 @@ A prompt is `prefix | lead + ticket + tail`, each tokenised apart, so that nothi
 instruction or the answer cue. The prefix is the same for every ticket and is run once.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from worker.engine.plain_tokenizer import PlainTokenizer
+from worker.engine.tap import Reading, Tap
 from worker.engine.task import Task
-from worker.engine.tree import LabelTree, build_tree
+from worker.engine.tree import NO_LABELS, Branch, LabelTree, build_tree
 from worker.errors import ConfigError
 
 # Matrix products over a multiple of this many rows take the same kernel with and without a reused prefix, so that
 # both give the same bits.
 ALIGNMENT = 16
 
+_PLAIN_AFTER = "\n\nTicket:\n"
 _TICKET, _FILLER = "\x00ticket\x00", "\x00filler\x00"
 
 
@@ -34,7 +37,7 @@ class Form:
 
     before: str
     after: str
-    tail: str
+    tail: str  # what stands between the ticket and the question
     label_lead: str  # what stands directly in front of a label
 
 
@@ -43,7 +46,12 @@ def plain_form(task: Task) -> Form:
     lines = [task.instruction, *_label_lines(task)]
     for example in task.examples:
         lines.append(f"\nTicket:\n{example.text}\nCategory: {example.label}")
-    return Form(before="\n".join(lines), after="\n\nTicket:\n", tail="\nCategory:", label_lead=" ")
+    return Form(before="\n".join(lines), after=_PLAIN_AFTER, tail="\n", label_lead=" ")
+
+
+def bare_form(task: Task) -> Form:
+    """A completion that names no labels: what a fitted head reads need not know them, and the prefix stays short."""
+    return Form(before=task.instruction, after=_PLAIN_AFTER, tail="\n", label_lead=" ")
 
 
 def chat_form(task: Task, tokenizer: Any) -> Form:
@@ -68,23 +76,40 @@ def chat_form(task: Task, tokenizer: Any) -> Form:
     return Form(before=before, after=after, tail=tail, label_lead="")
 
 
+def form_of(task: Task, tokenizer: Any) -> Form:
+    """The form the task asks for."""
+    if task.form == "chat":
+        return chat_form(task, tokenizer)
+    return bare_form(task) if task.form == "bare" else plain_form(task)
+
+
 class Prompter:
     """Makes prompts for one task and one tokenizer.
 
-    `window` is the model's longest input in tokens. Raises ConfigError if the labels cannot be told apart, or if the
-    instruction leaves no room for a ticket.
+    `window` is the model's longest input in tokens. With `taps` no label is read, and where no tap reads the last
+    token, nothing follows the ticket. Raises ConfigError if the labels cannot be told apart, or if the instruction
+    leaves no room for a ticket.
     """
 
-    def __init__(self, task: Task, tokenizer: Any, window: int) -> None:
-        form = chat_form(task, tokenizer) if task.form == "chat" else plain_form(task)
-        self.form = form
+    def __init__(self, task: Task, tokenizer: Any, window: int, taps: Sequence[Tap] = ()) -> None:
+        self.form = form = form_of(task, tokenizer)
         self._plain = PlainTokenizer(tokenizer)
         head = self._head_ids(form, tokenizer)
         self.prefix_ids = tuple(head[: len(head) // ALIGNMENT * ALIGNMENT])
         self.lead_ids = tuple(head[len(self.prefix_ids) :])
-        self.tail_ids = tuple(_ids(tokenizer, form.tail))
-        self.label_ids = {label: tuple(_ids(tokenizer, form.label_lead + label)) for label in task.labels}
-        self.tree: LabelTree = build_tree(self.label_ids, _end_id(tokenizer, task.form))
+        cues = {question: _ids(tokenizer, form.tail + _cue(task, question)) for question in task.asked}
+        self.label_ids = {
+            question: {label: tuple(_ids(tokenizer, _lead(task, form) + label)) for label in labels}
+            for question, labels in task.asked.items()
+        }
+        # One question is asked in the prompt itself; of several, each is a branch of the tree.
+        main, *more = cues.values()
+        in_prompt = not more and (not taps or any(tap.pooling == "last" for tap in taps))
+        self.tail_ids = tuple(main) if in_prompt else ()
+        # So that a ticket without any text has a token to read.
+        self._frame = self.lead_ids + self.tail_ids or tuple(_ids(tokenizer, "\n"))
+        self.tree = NO_LABELS if taps else self._tree(cues if more else {}, _end_id(tokenizer, task.form))
+        self.reading = Reading(self.tree, tuple(taps), len(self.lead_ids), len(self.tail_ids))
         fixed = len(head) + len(self.tail_ids) + len(self.tree.ids)
         self.ordinary_ids = self._plain.ordinary_ids
         self.room = min(task.max_ticket_tokens, window - fixed)
@@ -93,6 +118,12 @@ class Prompter:
                 f"task {task.name!r}: instruction, examples and labels take {fixed} tokens of the model's {window}; "
                 "shorten them"
             )
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything around a ticket, by its ids."""
+        text = repr((self.prefix_ids, self.lead_ids, self.tail_ids, self.tree.ids))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def prompts(self, texts: Sequence[str]) -> list[Prompt]:
         """One prompt a text, in their order. No id of an added token is in a text's span, whatever it contains."""
@@ -104,7 +135,12 @@ class Prompter:
         if cut:
             head = self.room - self.room // 2
             ticket = [*ticket[:head], *ticket[len(ticket) - self.room // 2 :]]
-        return Prompt((*self.lead_ids, *ticket, *self.tail_ids), truncated=cut)
+        ids = (*self.lead_ids, *ticket, *self.tail_ids) if ticket else self._frame
+        return Prompt(ids, truncated=cut)
+
+    def _tree(self, cues: Mapping[str, Sequence[int]], end_id: int) -> LabelTree:
+        branches = [Branch(cues.get(question, ()), labels) for question, labels in self.label_ids.items()]
+        return build_tree(branches, end_id)
 
     def _head_ids(self, form: Form, tokenizer: Any) -> list[int]:
         before, after = _bos(tokenizer, form.before) + _ids(tokenizer, form.before), _ids(tokenizer, form.after)
@@ -116,7 +152,20 @@ class Prompter:
 
 
 def _label_lines(task: Task) -> list[str]:
-    return [f"- {label}: {description}" if description else f"- {label}" for label, description in task.labels.items()]
+    lines = []
+    for question, labels in task.asked.items():
+        lines += [f"{question.capitalize()}:"] if task.questions else []
+        lines += [f"- {label}: {description}" if description else f"- {label}" for label, description in labels.items()]
+    return lines
+
+
+def _cue(task: Task, question: str) -> str:
+    """What asks the question. A chat's only question needs none: the answer is the turn."""
+    return f"{question.capitalize()}:" if task.questions or task.form != "chat" else ""
+
+
+def _lead(task: Task, form: Form) -> str:
+    return " " if task.questions else form.label_lead
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

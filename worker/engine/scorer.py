@@ -8,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 from worker.engine.tree import LabelTree
 
-# A matrix product with fewer rows takes another kernel, and with it other bits.
-_LEAST_ROWS = 16
+# Products of this many rows exactly: another number takes another kernel, and with it other bits.
+_ROWS = 16
 
 
 class Strategy(Protocol):
@@ -31,13 +31,20 @@ class Strategy(Protocol):
         """Hidden states `[prompts, reads, hidden]` where the tree is read, and the tokens that were run for them."""
 
 
+class Head(Protocol):
+    """What makes log-probabilities of hidden states."""
+
+    def log_probs(self, states: torch.Tensor) -> torch.Tensor:
+        """`[prompts, reads, hidden]` -> `[prompts, labels]`, float32; a question's add up to a probability of one."""
+
+
 class LabelHead:
     """The label rows of the output layer, and how they make log-probabilities."""
 
     def __init__(self, model: Any, tree: LabelTree) -> None:
         self._tree = tree
         rows = [token for choice in tree.choices for token in choice]
-        padded = rows + rows[:1] * (_LEAST_ROWS - len(rows))
+        padded = rows + rows[:1] * (_ROWS - len(rows))
         output = model.get_output_embeddings()
         index = torch.tensor(padded, device=output.weight.device)
         # A handful of rows: in float32 they cost nothing, and a score keeps its digits.
@@ -47,16 +54,17 @@ class LabelHead:
         self._spans = list(zip([0, *ends[:-1]], ends, strict=True))
 
     def log_probs(self, states: torch.Tensor) -> torch.Tensor:
-        """`[prompts, reads, hidden]` -> `[prompts, labels]`, float32 log-probabilities that add up to one."""
+        """See `Head`; read along the label tree."""
         choices = []
         for read, (start, end) in enumerate(self._spans):
-            scores = self._scores(states[:, read].float())[:, start:end]
+            scores = few_rows(states[:, read].float(), self._weight, self._bias)[:, start:end]
             choices.append(scores.log_softmax(dim=-1))
         labels = [sum((choices[read][:, choice] for read, choice in path)) for path in self._tree.paths]
         return torch.stack([torch.as_tensor(label) for label in labels], dim=1)
 
-    def _scores(self, states: torch.Tensor) -> torch.Tensor:
-        prompts = states.shape[0]
-        if prompts < _LEAST_ROWS:
-            states = torch.cat([states, states[:1].expand(_LEAST_ROWS - prompts, -1)])
-        return F.linear(states, self._weight, self._bias)[:prompts]
+
+def few_rows(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """A linear layer whose rows do not depend on how many there are."""
+    rows = states.shape[0]
+    filled = torch.cat([states, states[:1].expand(-rows % _ROWS, -1)])
+    return torch.cat([F.linear(part, weight, bias) for part in torch.split(filled, _ROWS)])[:rows]

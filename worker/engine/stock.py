@@ -15,6 +15,7 @@ import torch
 from worker.engine.padded import Single
 from worker.engine.prompt import Prompter
 from worker.engine.scorer import Strategy
+from worker.engine.tap import Reading
 from worker.engine.tree import ROOT, LabelTree
 from worker.errors import ConfigError
 
@@ -36,7 +37,7 @@ class UnfitError(Exception):
 class MakesStrategy(Protocol):
     """A strategy's class."""
 
-    def __call__(self, model: Any, prefix_ids: Sequence[int], tree: LabelTree) -> Strategy:
+    def __call__(self, model: Any, prefix_ids: Sequence[int], reading: Reading) -> Strategy:
         """A strategy for this model."""
 
 
@@ -53,7 +54,7 @@ class Stock:
         self._probes = [prompter.wrap(ids).ids, prompter.wrap(ids[:_SHORT]).ids]
         # The second of two siblings is read: it must see the ticket and itself, and not the first.
         siblings = (ids[0], ids[1])
-        self._tree = LabelTree(siblings, (ROOT, ROOT), reads=(1,), choices=(siblings,), paths=())
+        self._reading = Reading(LabelTree(siblings, (ROOT, ROOT), reads=(1,), choices=(siblings,), paths=()))
         self._states = self._run(Single, model)
         if not self._states.isfinite().all():
             raise ConfigError("this model's weights are broken: what it computes is not a number")
@@ -69,7 +70,7 @@ class Stock:
 
     def _run(self, kind: MakesStrategy, model: Any) -> torch.Tensor:
         with failures_explained(), torch.inference_mode():
-            return kind(model, self._prefix_ids, self._tree).hidden(self._probes)[0].float()
+            return kind(model, self._prefix_ids, self._reading).hidden(self._probes)[0].float()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Labels of several tokens as one tree, so that all of them are scored in the same forward pass (pure).
+"""Questions and labels of several tokens as one tree, so that all are scored in the same forward pass (pure).
 
 A label's probability is that of constrained decoding: at every branching the model chooses among the tokens that
 lead to some label, and the probabilities along the label's path are multiplied. They add up to one over all labels,
@@ -20,9 +20,9 @@ class LabelTree:
 
     ids: tuple[int, ...]  # tokens to run, every parent before its children
     parents: tuple[int, ...]  # of each token: the token it follows, or ROOT
-    reads: tuple[int, ...]  # branching nodes, whose next-token scores are needed; ROOT is the first
+    reads: tuple[int, ...]  # branching nodes, whose next-token scores are needed
     choices: tuple[tuple[int, ...], ...]  # of each read: the token ids to choose among
-    paths: tuple[tuple[tuple[int, int], ...], ...]  # of each label: its (read, choice) at every branching
+    paths: tuple[tuple[tuple[int, int], ...], ...]  # of each label of each question: its (read, choice) at branchings
 
     def path_to(self, node: int) -> list[int]:
         """The tokens from just after the prompt up to and including `node`."""
@@ -47,24 +47,39 @@ class LabelTree:
         return [len(self.path_to(node)) - 1 for node in range(len(self.ids))]
 
 
-def build_tree(label_ids: Mapping[str, Sequence[int]], end_id: int) -> LabelTree:
-    """The tree of some labels' tokens. `end_id` ends a label that is the beginning of another.
+# For passes of which no label's token is read.
+NO_LABELS = LabelTree(ids=(), parents=(), reads=(ROOT,), choices=((),), paths=())
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One question: the tokens that ask it, and each answer's tokens after them."""
+
+    cue: Sequence[int]
+    labels: Mapping[str, Sequence[int]]
+
+
+def build_tree(branches: Sequence[Branch], end_id: int) -> LabelTree:
+    """The tree of some questions with their labels. `end_id` ends a label that is the beginning of another.
 
     Raises ConfigError for labels that the model cannot tell apart, because their tokens are the same.
     """
-    _refuse_equal(label_ids)
-    sequences = _ended(label_ids, end_id)
-    trie = _Trie()
-    for sequence in sequences:
-        trie.add(sequence)
     builder = _Builder()
-    builder.visit(trie, ROOT)
+    paths: list[tuple[tuple[int, int], ...]] = []
+    for branch in branches:
+        _refuse_equal(branch.labels)
+        sequences = _ended(branch.labels, end_id)
+        trie = _Trie()
+        for sequence in sequences:
+            trie.add(sequence)
+        builder.visit(trie, builder.chain(branch.cue))
+        paths += [tuple(_branchings(trie, sequence)) for sequence in sequences]
     return LabelTree(
         ids=tuple(builder.ids),
         parents=tuple(builder.parents),
         reads=tuple(builder.reads),
         choices=tuple(builder.choices),
-        paths=tuple(tuple(_branchings(trie, sequence)) for sequence in sequences),
+        paths=tuple(paths),
     )
 
 
@@ -91,6 +106,15 @@ class _Builder:
     parents: list[int] = field(default_factory=list)
     reads: list[int] = field(default_factory=list)
     choices: list[tuple[int, ...]] = field(default_factory=list)
+
+    def chain(self, tokens: Sequence[int]) -> int:
+        """Run these tokens one after the other, from the root on; gives the last one's node."""
+        node = ROOT
+        for token in tokens:
+            self.ids.append(token)
+            self.parents.append(node)
+            node = len(self.ids) - 1
+        return node
 
     def visit(self, trie: _Trie, node: int) -> None:
         if len(trie.children) > 1:

@@ -5,16 +5,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
-from worker.engine.classifier import DTYPES, Classifier
+from worker.engine.classifier import Classifier
 from worker.engine.machine import product_gflops
-from worker.engine.model import load_model, locate
+from worker.engine.model import layer_shape, locate
+from worker.engine.opening import DTYPES, head_for, load_cut
 from worker.engine.packed import Packed
 from worker.engine.padded import Padded, Single
 from worker.engine.plan import Limits, plan
-from worker.engine.prompt import Prompter
-from worker.engine.scorer import LabelHead, Strategy
+from worker.engine.reading import layers_of
+from worker.engine.scorer import Strategy
 from worker.engine.task import Task
 
 BATCH_ROWS = 32
@@ -77,7 +79,7 @@ WAYS = {
     "padded-sorted": Way(Padded, False, _sorted),
     "padded-sorted-prefix": Way(Padded, True, _sorted),
 }
-PACKED = "packed"
+PACKED, PACKED_EACH = "packed", "packed-each-question"
 
 
 @dataclass(frozen=True)
@@ -95,21 +97,21 @@ class Contestant:
     def __init__(self, way: str, task: Task, model: str, texts: Sequence[str], dtype: str, threads: int) -> None:
         self._make(way, task, model, dtype, threads)
         prompts = self._prompter.prompts(texts)
-        prefix = self._prompter.prefix_ids
-        self.tokens_real = sum(len(prefix) + len(prompt.ids) for prompt in prompts)
+        prefix, branches = self._prompter.prefix_ids, len(self._prompter.tree.ids)
+        self.tokens_real = sum(len(prefix) + len(prompt.ids) + branches for prompt in prompts)
         whole = () if self._reuses_prefix else prefix
         self._prompts = [(*whole, *prompt.ids) for prompt in prompts]
-        self.leaves_out = isinstance(self._strategy, Packed) and self._fused
+        self.leaves_out = isinstance(self._strategy, Packed) and self._fused and not self._prompter.reading.taps
         self._batches = self._cut(self._prompts)
         if isinstance(self._strategy, PaddedGlobal):
             self._strategy.longest = max(map(len, self._prompts))
         rows = [row for batch in self._batches for row in batch]
-        self.tokens_needed = sum(len(self._prompts[row[0]]) for row in rows)
+        self.tokens_needed = sum(len(self._prompts[row[0]]) + branches for row in rows)
 
     def run(self) -> Run:
         """Score every ticket, in batches."""
         began_s, computed = time.perf_counter(), 0
-        log_probs = torch.empty(len(self._prompts), len(self._prompter.label_ids))
+        log_probs = torch.empty(len(self._prompts), sum(map(len, self._prompter.label_ids.values())))
         with torch.inference_mode():
             for rows in self._batches:
                 states, tokens = self._strategy.hidden([self._prompts[row[0]] for row in rows])
@@ -136,22 +138,61 @@ class Contestant:
             self._prompter, self._head = classifier.prompter, classifier.head
             self._strategy = self._alone = classifier.strategy
             self._reuses_prefix, limits = True, classifier.limits
-            self._fused = classifier.choices.fused
+            self._fused, self.layers = classifier.choices.fused, len(layers_of(classifier.loaded.model))
             self._cut: Callable[[Prompts], Batches] = lambda prompts: _planned(prompts, limits)
             return
         torch.set_num_threads(threads)
-        loaded, chosen = load_model(model, DTYPES[dtype]), WAYS[way]
-        self._prompter = Prompter(task, loaded.tokenizer, loaded.window)
-        tree, prefix = self._prompter.tree, self._prompter.prefix_ids if chosen.reuses_prefix else ()
+        (loaded, self._prompter), chosen = load_cut(task, model, dtype), WAYS[way]
+        reading, prefix = self._prompter.reading, self._prompter.prefix_ids if chosen.reuses_prefix else ()
         with torch.inference_mode():
-            self._strategy = chosen.strategy(loaded.model, prefix, tree)
-            self._head = LabelHead(loaded.model, tree)
-        self._alone = Single(loaded.model, prefix, tree)
+            self._strategy = chosen.strategy(loaded.model, prefix, reading)
+            self._head = head_for(task, loaded.model, self._prompter)
+        self._alone, self.layers = Single(loaded.model, prefix, reading), len(layers_of(loaded.model))
         self._reuses_prefix, self._cut = chosen.reuses_prefix, chosen.batches
 
 
-def layer_weights(model: str) -> tuple[int, int]:
-    """Weights of the matrix products of all layers, and of those a last layer may leave out for unread tokens."""
+class EachQuestion:
+    """Every question of a task in a packed pass of its own: what several questions in one pass are held against."""
+
+    leaves_out = True
+
+    def __init__(self, task: Task, model: str, texts: Sequence[str], dtype: str, threads: int) -> None:
+        alone = [replace(task, labels=labels, questions={}) for labels in task.asked.values()]
+        self._passes = [Contestant(PACKED, one, model, texts, dtype, threads) for one in alone]
+        self.layers = self._passes[0].layers
+        self.tokens_real = sum(one.tokens_real for one in self._passes)
+        self.tokens_needed = sum(one.tokens_needed for one in self._passes)
+
+    def run(self) -> Run:
+        """One pass after the other."""
+        runs = [one.run() for one in self._passes]
+        return Run(
+            torch.cat([run.log_probs for run in runs], dim=1),
+            sum(run.tokens_computed for run in runs),
+            sum(run.seconds for run in runs),
+        )
+
+    def warm_up(self) -> None:
+        """See `Contestant`."""
+        for one in self._passes:
+            one.warm_up()
+
+    def run_alone(self) -> torch.Tensor:
+        """See `Contestant`."""
+        return torch.cat([one.run_alone() for one in self._passes], dim=1)
+
+
+def contestant_for(
+    way: str, task: Task, model: str, texts: Sequence[str], dtype: str, threads: int
+) -> Contestant | EachQuestion:
+    """A way by its name, loaded."""
+    if way == PACKED_EACH:
+        return EachQuestion(task, model, texts, dtype, threads)
+    return Contestant(way, task, model, texts, dtype, threads)
+
+
+def layer_weights(model: str, layers: int) -> tuple[int, int]:
+    """Weights of the matrix products of the first layers, and of those the last may leave out for unread tokens."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -159,19 +200,23 @@ def layer_weights(model: str) -> tuple[int, int]:
         # transformers leaves it untyped
         backbone = AutoModelForCausalLM.from_config(config).base_model  # type: ignore[no-untyped-call]
     linears = {
-        name: module.weight.numel() for name, module in backbone.named_modules() if isinstance(module, nn.Linear)
+        name: module.weight.numel()
+        for name, module in backbone.named_modules()
+        if isinstance(module, nn.Linear) and _layer_of(name) < layers
     }
-    last = f"layers.{len(getattr(backbone, 'layers', ())) - 1}."
     heads = ("q_proj", "k_proj", "v_proj")
-    left_out = sum(size for name, size in linears.items() if name.startswith(last) and not name.endswith(heads))
+    left_out = sum(size for name, size in linears.items() if _layer_of(name) == layers - 1 and not name.endswith(heads))
     return sum(linears.values()), left_out
+
+
+def _layer_of(name: str) -> int:
+    """The layer that a module belongs to, by its name; those outside all layers come with the first."""
+    numbers = [int(part) for part in name.split(".") if part.isdigit()]
+    return numbers[0] if numbers else 0
 
 
 def peak_gflops(dtype: str, model: str) -> float:
     """This machine's best speed over the shapes of a model's products, in 10^9 operations a second."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(locate(model)).get_text_config()
-    width, inner = config.hidden_size, getattr(config, "intermediate_size", 4 * config.hidden_size)
+    width, inner = layer_shape(model)
     shapes = [(rows, *sides) for rows in (256, 1024) for sides in ((width, inner), (inner, width))]
     return max(product_gflops(DTYPES[dtype], "cpu", *shape) for shape in shapes)
