@@ -15,9 +15,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from producer import samples
+from worker.commands.texts import sample_text
 from worker.engine import Classifier
 from worker.engine.catalogue import DEFAULT_MODEL, quieten
 from worker.engine.classifier import Choices
+from worker.engine.fitter import fit_task
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.opening import Opened
 from worker.engine.packed import Packed
@@ -96,6 +98,15 @@ def _way(name: str, strategy: str, dtype: str) -> Classifier:
 def loaded() -> Classifier:
     """SmolLM2 with the built-in task, bfloat16, as `Classifier.load` makes and certifies it."""
     return _loaded()
+
+
+@pytest.fixture(scope="session")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of the built-in task fitted to the shipped examples, for SmolLM2 in bfloat16."""
+    rows, folder = samples.load_examples(), tmp_path_factory.mktemp("fitted")
+    texts, labels = [sample_text(row) for row in rows], [row["label"] for row in rows]
+    fit_task(_loaded(), texts, labels, "balanced", lambda _: None).fitted.save(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="session")

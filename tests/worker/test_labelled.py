@@ -28,7 +28,10 @@ def refusal(tmp_path: Path, *lines: str, name: str = "tickets.jsonl", split: str
 def test_jsonl_is_read_in_its_order(tmp_path: Path) -> None:
     """Ids, texts as the model reads them (subject above body) and labels without white space; blank lines are none."""
     found = read(
-        tmp_path, '{"id": "1", "body": "b ", "label": " billing "}', "", '{"id": 7, "subject": "s", "body": "c", "label": "x"}'
+        tmp_path,
+        '{"id": "1", "body": "b ", "label": " billing "}',
+        "",
+        '{"id": 7, "subject": "s", "body": "c", "label": "x"}',
     )
     assert found == Labelled(["1", "7"], ["b", "s\nc"], ["billing", "x"])
 
@@ -70,8 +73,11 @@ def test_a_split_is_a_part_of_the_file(tmp_path: Path) -> None:
     ("line", "says"),
     [
         (f'{{"body": "{SECRET}"}}', "line 2: expected a field 'label' with a text, found none"),
-        (f'{{"body": "{SECRET}", "label": null}}', "line 2: expected a field 'label' with a text, found something else"),
-        (f'{{"body": "{SECRET}", "label": 3}}', "line 2: expected a field 'label' with a text, found something else"),
+        (
+            f'{{"body": "{SECRET}", "label": null}}',
+            "line 2: expected a field 'label' with a text, found something",
+        ),
+        (f'{{"body": "{SECRET}", "label": 3}}', "line 2: expected a field 'label' with a text, found something"),
         (f'{{"body": "{SECRET}", "label": " "}}', "line 2: expected a field 'label' with a text"),
         (f'{{"text": "{SECRET}", "label": "a"}}', "line 2: expected a string field 'body', found none (missing_field)"),
         (f"{SECRET} is no JSON", "line 2: JSON is malformed"),
@@ -102,7 +108,7 @@ def test_one_example_of_a_label_cannot_be_tested() -> None:
     """Every label with a single example is named, ten of them at most; two of each are enough."""
     with pytest.raises(UsageError, match=r"at least two examples of each label; there is one of 'b', 'c'$"):
         check_counts(["a", "a", "c", "b"], Path("f.jsonl"))
-    with pytest.raises(UsageError, match="'10', '11', .* and 3 more"):
+    with pytest.raises(UsageError, match=r"'10', '11', .* and 3 more"):
         check_counts([str(number) for number in range(10, 23)], Path("f.jsonl"))
     check_counts(["a", "b", "b", "a"], Path("f.jsonl"))
 

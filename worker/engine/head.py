@@ -4,6 +4,7 @@ A linear head turns what its taps read into label scores. A prior head keeps the
 takes off what they say of any ticket at all.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,10 @@ class Fitted(msgspec.Struct, frozen=True):
 
     def save(self, file: Path) -> None:
         """Write it as safetensors, float32. Raises OSError."""
-        # Not `save_file`: nobody else could read that file.
-        file.write_bytes(save(self.tensors, {_FACTS: msgspec.json.encode(self.facts).decode()}))
+        # In one step: somebody may be reading what was there. Not `save_file`: nobody else could read that file.
+        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        temporary.write_bytes(save(self.tensors, {_FACTS: msgspec.json.encode(self.facts).decode()}))
+        temporary.replace(file)
 
     def check(self, labels: Sequence[str], model_hash: str, prompt_hash: str, dtype: str) -> None:
         """Raise ConfigError unless it belongs here."""
@@ -62,7 +65,8 @@ def load_fitted(file: str) -> Fitted:
     try:
         with safe_open(file, framework="pt") as opened:
             facts = msgspec.json.decode((opened.metadata() or {})[_FACTS], type=Facts)
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
+            # Copied: what safetensors gives lies in the file, and is gone with it.
+            tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118 - it is no dict
     except (OSError, SafetensorError, KeyError, msgspec.DecodeError) as error:
         raise ConfigError(f"head {file}: expected a file that `lengthwise fit` made ({type(error).__name__})") from None
     return Fitted(facts, tensors)

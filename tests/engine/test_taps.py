@@ -1,0 +1,113 @@
+"""What a fitted head reads: the ticket's own tokens, after some layers, the same by every strategy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from worker.engine import Classifier
+from worker.engine.model import LoadedModel, load_model
+from worker.engine.packed import Packed
+from worker.engine.padded import Padded, Single
+from worker.engine.prompt import Prompter
+from worker.engine.reading import cut, layers_of
+from worker.engine.tap import POOLINGS, Tap, told
+from worker.engine.task import load_task
+from worker.errors import ConfigError
+
+Tiny = Callable[..., str]
+
+TAPS = tuple(Tap(depth, pooling) for depth in (1, 2) for pooling in POOLINGS)
+NO_TEXT = ["", "  \n"]
+
+
+def prompter_of(loaded: LoadedModel, taps: tuple[Tap, ...] = TAPS) -> Prompter:
+    """The built-in task's prompts for taps."""
+    return Prompter(load_task("support"), loaded.tokenizer, loaded.window, taps)
+
+
+def read(loaded: LoadedModel, kind: Any, texts: list[str], taps: tuple[Tap, ...] = TAPS) -> torch.Tensor:
+    """What the taps read, `[texts, taps, width]`."""
+    prompter = prompter_of(loaded, taps)
+    with torch.inference_mode():
+        strategy = kind(loaded.model, prompter.prefix_ids, prompter.reading)
+        states, _ = strategy.hidden([prompt.ids for prompt in prompter.prompts(texts)])
+    return torch.as_tensor(states)
+
+
+def test_taps_read_the_tickets_own_tokens(tiny: Tiny, tickets: list[str]) -> None:
+    """Held against transformers' own hidden states of the whole prompt, cut to the ticket by counting."""
+    loaded = load_model(tiny("llama"), torch.float32)
+    prompter = prompter_of(loaded)
+    found = read(loaded, Single, tickets[:3])
+    for prompt, states in zip(prompter.prompts(tickets[:3]), found, strict=True):
+        ids = torch.tensor([[*prompter.prefix_ids, *prompt.ids]])
+        start, end = len(prompter.prefix_ids) + len(prompter.lead_ids), ids.shape[1] - len(prompter.tail_ids)
+        with torch.inference_mode():
+            hooked = loaded.model(ids, use_cache=False, output_hidden_states=True).hidden_states
+        for tap, state in zip(TAPS, states, strict=True):
+            whole = hooked[tap.depth][0]
+            own = whole[start:end]
+            expected = {"mean": own.mean(dim=0), "max": own.amax(dim=0), "last": whole[-1]}[tap.pooling]
+            torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_every_strategy_reads_the_same(tiny: Tiny, tickets: list[str]) -> None:
+    """Packed and padded give what one at a time gives, of tickets without a word too."""
+    texts = [*tickets[:8], *NO_TEXT]
+    alone = read(load_model(tiny("llama"), torch.float32), Single, texts)
+    assert alone.isfinite().all()
+    for kind in (Packed, Padded):
+        together = read(load_model(tiny("llama"), torch.float32), kind, texts)
+        torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-3)
+
+
+def test_nothing_follows_a_ticket_that_is_read_for_itself(tiny: Tiny, tickets: list[str]) -> None:
+    """Without a tap on the last token there is no answer cue to run, and the means are the same as with it."""
+    loaded = load_model(tiny("llama"), torch.float32)
+    means = tuple(tap for tap in TAPS if tap.pooling != "last")
+    assert prompter_of(loaded, means).tail_ids == ()
+    assert prompter_of(loaded).tail_ids
+    with_cue = read(loaded, Single, tickets[:4])[:, [number for number, tap in enumerate(TAPS) if tap in means]]
+    torch.testing.assert_close(read(loaded, Single, tickets[:4], means), with_cue, rtol=1e-4, atol=1e-4)
+
+
+def test_the_pass_ends_at_the_deepest_tap(tiny: Tiny, tickets: list[str]) -> None:
+    """Layers nobody reads are gone, and what the others say is what it was; a model with too few is refused."""
+    whole, short = (load_model(tiny("llama"), torch.float32) for _ in range(2))
+    taps = (Tap(2, "mean"), Tap(1, "last"))
+    cut(short.model, taps)
+    assert len(layers_of(short.model)) == 2
+    for kind in (Single, Padded, Packed):
+        torch.testing.assert_close(read(short, kind, tickets[:4], taps), read(whole, kind, tickets[:4], taps))
+    with pytest.raises(ConfigError, match="reads after layer 9, and this model has 2"):
+        cut(short.model, (Tap(9, "mean"),))
+
+
+def test_nothing_listens_after_a_pass(tiny: Tiny, tickets: list[str]) -> None:
+    """The hooks are taken away, after a pass that failed too."""
+    loaded = load_model(tiny("llama"), torch.float32)
+    read(loaded, Packed, tickets[:2])
+    loaded.model.base_model.layers[2].mlp = None
+    with pytest.raises(TypeError):
+        read(loaded, Packed, tickets[:2])
+    assert not any(layer._forward_hooks for layer in layers_of(loaded.model))
+
+
+def test_a_fitted_head_has_the_same_bits_alone_and_in_any_batch(fitted: str, tickets: list[str]) -> None:
+    """SmolLM2 in bfloat16: neighbours, order and number make no difference to a single bit, with or without words."""
+    classifier = Classifier.load(fitted, threads=1, tokens=512)
+    assert classifier.certificate is not None
+    assert classifier.certificate.kind == "exact"
+    texts = [*tickets, *NO_TEXT]
+    together = classifier.classify(texts)
+    backwards = classifier.classify(texts[::-1])[::-1]
+    alone = [classifier.classify([text])[0] for text in texts]
+    for one, other, third in zip(together, backwards, alone, strict=True):
+        assert one.scores == other.scores == third.scores
+
+
+def test_taps_in_words() -> None:
+    """Grouped by what is read, the depths in their order."""
+    assert told([Tap(1, "mean"), Tap(8, "last"), Tap(8, "mean")]) == "mean after layers 1, 8; last after layer 8"
