@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from worker.engine import Classifier
+from worker.engine.fuse import fuse
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.packed import Packed
 from worker.engine.padded import Padded, Single
@@ -71,6 +72,25 @@ def test_nothing_follows_a_ticket_that_is_read_for_itself(tiny: Tiny, tickets: l
     assert prompter_of(loaded).tail_ids
     with_cue = read(loaded, Single, tickets[:4])[:, [number for number, tap in enumerate(TAPS) if tap in means]]
     torch.testing.assert_close(read(loaded, Single, tickets[:4], means), with_cue, rtol=1e-4, atol=1e-4)
+
+
+def test_a_ticket_without_words_has_something_to_read(tiny: Tiny) -> None:
+    """Where nothing stands around a ticket that is read for itself, an empty one still has a token."""
+    loaded = load_model(tiny("llama"), torch.float32)
+    means = (Tap(1, "mean"), Tap(2, "max"))
+    assert prompter_of(loaded, means).lead_ids == prompter_of(loaded, means).tail_ids == ()
+    for kind in (Single, Padded, Packed):
+        assert read(loaded, kind, NO_TEXT, means).isfinite().all()
+
+
+def test_layers_that_work_in_place_are_read_as_they_were(tiny: Tiny, tickets: list[str]) -> None:
+    """Our own layers add to the stream they are given; what is read after an early one is not what came later."""
+    loaded, ours = (load_model(tiny("llama"), torch.float32) for _ in range(2))
+    with torch.inference_mode():
+        assert fuse(ours.model)
+    expected, found = read(loaded, Single, tickets[:4]), read(ours, Packed, tickets[:4])
+    difference = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert difference.max() < 0.05, "more than bfloat16 rounds away"
 
 
 def test_the_pass_ends_at_the_deepest_tap(tiny: Tiny, tickets: list[str]) -> None:

@@ -84,6 +84,19 @@ def test_noise_is_told_as_chance() -> None:
     assert np.mean(told) == pytest.approx(1 / 3, abs=0.04)
 
 
+def test_examples_that_chose_the_taps_are_told_by_other_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many examples some choose the taps: these are not told by the chosen head alone."""
+    monkeypatch.setattr(fitting, "_ENOUGH", 60)
+    labels = labels_of(45, 45)
+    fit, some = fitted(labels, dict.fromkeys(range(1, 7), 0.0)), fitting._some(labels)
+    own = fitting._log_softmax(fit.chosen.log_probs[0] / fit.temperature)
+    same = np.isclose(fit.log_probs, own).all(axis=1)
+    beyond = np.setdiff1d(np.arange(len(labels)), some)
+    assert (len(some), len(beyond)) == (60, 30)
+    assert same[beyond].all()
+    assert not same[some].all()
+
+
 def test_a_fold_has_no_part_in_the_choice_by_which_it_is_told() -> None:
     """Of many guessing candidates the best is far above chance on what it was chosen by, and at chance on the rest."""
     labels, random = labels_of(60, 60, 60), np.random.default_rng(3)
