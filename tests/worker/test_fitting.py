@@ -90,7 +90,7 @@ def test_examples_that_chose_the_taps_are_told_by_other_heads(monkeypatch: pytes
     labels = labels_of(45, 45)
     fit, some = fitted(labels, dict.fromkeys(range(1, 7), 0.0)), fitting._some(labels)
     own = fitting._log_softmax(fit.chosen.log_probs[0] / fit.temperature)
-    same = np.isclose(fit.log_probs, own).all(axis=1)
+    same = np.array([np.allclose(*pair) for pair in zip(fit.log_probs, own, strict=True)])
     beyond = np.setdiff1d(np.arange(len(labels)), some)
     assert (len(some), len(beyond)) == (60, 30)
     assert same[beyond].all()
