@@ -110,6 +110,12 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def taught(fitted: str) -> Classifier:
+    """SmolLM2 with that task, as `Classifier.load` makes and certifies it."""
+    return Classifier.load(fitted, threads=THREADS, tokens=TOKENS)
+
+
+@pytest.fixture(scope="session")
 def real() -> Callable[[str, str], Classifier]:
     """SmolLM2 with the built-in task, by strategy and dtype."""
     return lambda strategy, dtype: _way("support", strategy, dtype)

@@ -1,16 +1,23 @@
 """`lengthwise fit` and `evaluate` as a user runs them, with a tiny model."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from producer import samples
+from wire import BatchReport, Keys, Label
 from worker.commands.evaluate import evaluate
 from worker.commands.fit import fit
+from worker.commands.labelled import read_labelled
+from worker.commands.work import work
+from worker.engine import Classifier
 from worker.errors import ConfigError, UsageError
+from worker.queue.streams import StreamReader, read_totals
 
 Tiny = Callable[..., str]
 MARKER = "QzxjQzxj"
@@ -116,3 +123,68 @@ def test_no_file_is_a_usage_error() -> None:
     """What was expected is said."""
     with pytest.raises(UsageError, match="a file of labelled tickets, or --unlabelled FILE"):
         run(fit)
+
+
+def test_a_worker_uses_the_folder_and_abstains(
+    fitted: tuple[Path, Result], labelled: Path, tiny: Tiny, redis_url: str, redis_client: Any, tmp_path: Path
+) -> None:
+    """From a folder that was moved to the results stream: every label is the classifier's own, in the head's dtype.
+
+    What is less probable than `--min-confidence` is published without a label, counted, and no text is in the log.
+    """
+    folder, limit, keys = shutil.copytree(fitted[0], tmp_path / "moved"), 0.8, Keys("tickets")
+    tickets = read_labelled(labelled)
+    redis_client.rpush(keys.waiting, *(line for line in labelled.read_bytes().splitlines()))
+    options = ("--task", folder, "--model", tiny("llama"), "--threads", 1, "--tokens", 512)
+    said = run(work, "--burst", "--url", redis_url, "--min-confidence", limit, *options)
+    published = {label.id: label for label in StreamReader(redis_client, keys.results, Label).available()}
+    expected = Classifier.load(str(folder), tiny("llama"), threads=1, tokens=512).classify(tickets.texts, limit)
+    assert {name: label.label for name, label in published.items()} == {
+        name: one.label for name, one in zip(tickets.ids, expected, strict=True)
+    }
+    abstained = [label for label in published.values() if label.label is None]
+    assert 0 < len(abstained) < len(published) == 40
+    assert all((label.confidence < limit) == bool(label.abstained) for label in published.values())
+    assert read_totals(redis_client, keys).abstained == len(abstained)
+    reports = StreamReader(redis_client, keys.metrics, BatchReport).available()
+    assert sum(report.abstained for report in reports) == len(abstained)
+    assert MARKER not in said.output
+
+
+def test_nothing_else_of_the_users_is_written_over(labelled: Path, tmp_path: Path) -> None:
+    """A folder with a README of somebody's own is no place for a task, unless it is forced."""
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(UsageError, match=r"has README\.md already; name another folder with --out"):
+        run(fit, labelled, "--out", tmp_path, "--model", "no model at all")
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_a_fitted_folder_can_be_fitted_anew(
+    fitted: tuple[Path, Result], labelled: Path, tiny: Tiny, tmp_path: Path
+) -> None:
+    """Its head is forgotten, and its prompt names the labels again; the same examples give the same head."""
+    folder, options = shutil.copytree(fitted[0], tmp_path / "again"), ("--model", tiny("llama"), "--dtype", "float32")
+    task = folder / "task.toml"
+    task.write_text(task.read_text().replace('form = "plain"', 'form = "bare"'))
+    run(fit, labelled, "--task", folder, "--out", folder, "--force", *options, "--threads", 1)
+    for name in ("task.toml", "head.safetensors"):
+        assert (folder / name).read_bytes() == (fitted[0] / name).read_bytes()
+    run(fit, "--unlabelled", labelled, "--task", folder, "--out", tmp_path / "prior", *options, "--threads", 1)
+    assert 'form = "plain"' in (tmp_path / "prior" / "task.toml").read_text()
+
+
+def test_evaluate_tells_people(fitted: tuple[Path, Result], labelled: Path, tiny: Tiny, tmp_path: Path) -> None:
+    """Tables of the split that was asked for, with the tickets that another task labels differently, by their ids."""
+    rows = [
+        json.loads(line) | {"split": "test" if number < 9 else "dev"}
+        for number, line in enumerate(labelled.read_text().splitlines())
+    ]
+    (tmp_path / "split.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--model", tiny("llama"), "--dtype", "float32", "--threads", 1, "--tokens", 512)
+    arguments = ("--split", "test", "--task", fitted[0], "--compare", "support", "--plot", tmp_path / "p.png")
+    said = run(evaluate, tmp_path / "split.jsonl", *arguments, *options).output
+    assert "9 tickets, task" in said.replace("\n", "")
+    assert "Labelled differently" in said
+    assert "sample-000" in said
+    assert (tmp_path / "p.png").exists()
+    assert MARKER not in said

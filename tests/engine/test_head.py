@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from producer import samples
 from worker.commands.labelled import read_labelled
 from worker.commands.texts import sample_text
-from worker.engine import Classifier
+from worker.engine import Classifier, fitter
+from worker.engine.features import features
 from worker.engine.fitter import fit_task, fit_unlabelled, use_prior
 from worker.engine.head import load_fitted
 from worker.engine.reading import layers_of
-from worker.engine.task import Task
+from worker.engine.tap import Tap
+from worker.engine.task import Example, Task, load_task
 from worker.errors import ConfigError
 from worker.quality import assess
 
@@ -29,24 +32,23 @@ def load(folder: str, **options: object) -> Classifier:
     return Classifier.load(folder, **{"threads": 1, "tokens": 512, **options})  # type: ignore[arg-type]  # by name
 
 
-def test_the_examples_teach_the_sample(fitted: str, loaded: Classifier) -> None:
+def test_the_examples_teach_the_sample(taught: Classifier, loaded: Classifier) -> None:
     """The shipped examples bring more sample tickets right than the model's own scores, and the pass is shorter."""
     rows = samples.load(60)
     texts, truth = [sample_text(row) for row in rows], [row["label"] for row in rows]
-    classifier = load(fitted)
     before, after = (
         sum(one.label == true for one, true in zip(each.classify(texts), truth, strict=True))
-        for each in (loaded, classifier)
+        for each in (loaded, taught)
     )
     assert after > before
     assert after >= 54
-    assert len(layers_of(classifier.loaded.model)) == max(tap.depth for tap in classifier.prompter.reading.taps)
+    assert len(layers_of(taught.loaded.model)) == max(tap.depth for tap in taught.prompter.reading.taps)
 
 
-def test_a_folder_may_be_moved(fitted: str, tmp_path: Path, tickets: list[str]) -> None:
+def test_a_folder_may_be_moved(fitted: str, taught: Classifier, tmp_path: Path, tickets: list[str]) -> None:
     """The head is found beside its task, wherever both are."""
     there = shutil.copytree(fitted, tmp_path / "elsewhere")
-    assert load(str(there)).classify(tickets[:2]) == load(fitted).classify(tickets[:2])
+    assert load(str(there)).classify(tickets[:2]) == taught.classify(tickets[:2])
 
 
 def edited(fitted: str, folder: Path, old: str, new: str) -> str:
@@ -71,9 +73,9 @@ def test_a_head_is_refused_with_another_task(fitted: str, tmp_path: Path, old: s
         load(edited(fitted, tmp_path, old, new))
 
 
-def test_a_head_is_refused_in_another_dtype(fitted: str) -> None:
+def test_a_head_is_refused_in_another_dtype(fitted: str, taught: Classifier) -> None:
     """Unless told otherwise the head's own dtype is used, whatever is faster here."""
-    assert load(fitted).choices.reasons["dtype"] == "the task's head was fitted in it"
+    assert taught.choices.reasons["dtype"] == "the task's head was fitted in it"
     with pytest.raises(ConfigError, match="not fitted on this dtype: expected bfloat16, got float32"):
         load(fitted, dtype="float32")
 
@@ -141,6 +143,70 @@ def test_a_head_can_be_fitted_by_every_strategy(strategy: str, tiny: Tiny, tmp_p
     again = load(str(tmp_path), **options)
     assert again.labels == ("billing", "account")
     assert len(again.classify([rows[0]["body"], ""])) == 2
+
+
+def test_a_label_without_examples_is_left_out_of_the_prompt_too(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head reads the very prompt that it was fitted to: no line names a label that it cannot give, nor an example."""
+    asked: list[Task] = []
+
+    def recorded(classifier: Classifier, task: Task, texts: list[str]) -> dict[Tap, torch.Tensor]:
+        asked.append(task)
+        return features(classifier, task, texts)
+
+    monkeypatch.setattr(fitter, "features", recorded)
+    monkeypatch.setattr(fitter, "_forms", lambda *_: ["plain"])
+    examples = (Example("It does not start", "technical"), Example("Refund me", "billing"))
+    given = replace(load_task("support"), examples=examples)
+    classifier = Classifier.load(given, tiny("llama"), dtype="float32", threads=1, tokens=512)
+    rows = [row for row in samples.load(40) if row["label"] != "technical"]
+    texts = [row["body"] for row in rows]
+    outcome = fit_task(classifier, texts, [row["label"] for row in rows], "speed", lambda _: None)
+    outcome.fitted.save(tmp_path)
+    task = load_task(str(tmp_path))
+    assert (list(task.labels), task.examples) == (["billing", "account"], examples[1:])
+    assert asked == [replace(task, head=None)]
+    found = features(classifier, asked[0], texts)
+    inputs = torch.cat([found[tap] for tap in outcome.fit.chosen.taps], dim=1).double().numpy()
+    expected = torch.from_numpy(inputs @ outcome.fit.weight.T + outcome.fit.bias).log_softmax(dim=1)
+    again = load(str(tmp_path), model=tiny("llama"), dtype="float32").classify(texts)
+    scores = torch.tensor([list(one.scores.values()) for one in again])
+    torch.testing.assert_close(scores.double(), expected, atol=5e-3, rtol=0)
+
+
+def test_the_same_examples_make_the_same_file(tiny: Tiny, tmp_path: Path) -> None:
+    """From model to file nothing is drawn anew: two fits give equal bytes, and the next replaces the one before."""
+    rows, classifier = samples.load(20), load("support", model=tiny("llama"), dtype="float32")
+    examples = [row["body"] for row in rows], [row["label"] for row in rows]
+    for name in ("a", "b"):
+        fitted = fit_task(classifier, *examples, "speed", lambda _: None).fitted
+        fitted.save(tmp_path / name)
+    fitted.save(tmp_path / "b")
+    for file in ("head.safetensors", "task.toml"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    assert len(list((tmp_path / "b").iterdir())) == 2
+
+
+def test_a_folder_is_for_everybody_who_may_read_it(tiny: Tiny, tickets: list[str], tmp_path: Path) -> None:
+    """A worker under another account can read a head as it can read the task; a task's odd texts come back."""
+    odd = 'She said: "1 < 2"\r\n\té \\ # \x07'
+    task = Task(name="t", instruction="", labels={"a": odd, "b": ""}, examples=(Example(odd, "a"),))
+    classifier = Classifier.load(task, tiny("llama"), dtype="float32", threads=1, tokens=512)
+    fit_unlabelled(classifier, tickets[:3]).save(tmp_path / "t")
+    modes = {(tmp_path / "t" / file).stat().st_mode for file in ("task.toml", "head.safetensors")}
+    assert len(modes) == 1
+    assert replace(load_task(str(tmp_path / "t")), head=None) == task
+
+
+def test_a_folder_that_cannot_be_written_is_named(tiny: Tiny, tickets: list[str], tmp_path: Path) -> None:
+    """Where the head's place is taken, or the folder's, the message says which folder and why."""
+    fitted = fit_unlabelled(load("support", model=tiny("llama"), dtype="float32"), tickets[:3])
+    (tmp_path / "taken" / "head.safetensors" / "x").mkdir(parents=True)
+    (tmp_path / "file").write_text("")
+    for name in ("taken", "file"):
+        with pytest.raises(ConfigError, match=f"{name}: cannot be written"):
+            fitted.save(tmp_path / name)
 
 
 def test_a_head_answers_one_question(loaded: Classifier) -> None:

@@ -1,16 +1,33 @@
 """Several questions in one pass: branches behind the same ticket."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from worker.engine import Classifier
+from worker.engine.catalogue import DEFAULT_MODEL
+from worker.engine.fitter import fit_unlabelled
+from worker.engine.model import load_tokenizer
+from worker.engine.prompt import Prompter
 from worker.engine.task import Task, check_task
+from worker.engine.tree import ROOT, Branch, build_tree
 from worker.errors import ConfigError
 
 Tiny = Callable[..., str]
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple)
+QUESTIONS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 3), min_size=1, max_size=3), st.lists(TOKENS, min_size=2, max_size=4, unique=True)
+    ),
+    min_size=1,
+    max_size=3,
+)
 
 TRIAGE = Task(
     name="triage",
@@ -75,6 +92,52 @@ def test_each_question_may_abstain(tiny: Tiny, tickets: list[str]) -> None:
     assert result.label is None
     assert [answer.label for answer in result.answers.values()] == [None, None]
     assert set(result.answers["mood"].scores) == {"angry", "calm"}
+
+
+@given(QUESTIONS)
+def test_a_question_has_the_tree_that_it_has_alone(questions: list[tuple[list[int], list[tuple[int, ...]]]]) -> None:
+    """Side by side each question keeps its cue, its branchings and its labels' paths; none sees another's tokens."""
+    branches = [Branch(cue, {str(number): ids for number, ids in enumerate(labels)}) for cue, labels in questions]
+    together, read, path = build_tree(branches, 99), 0, 0
+    for (cue, labels), branch in zip(questions, branches, strict=True):
+        alone = build_tree([Branch((), branch.labels)], 99)
+        for offset, node in enumerate(alone.reads):
+            assert together.path_to(together.reads[read + offset]) == [*cue, *alone.path_to(node)]
+            assert together.choices[read + offset] == alone.choices[offset]
+        for ours, own in zip(together.paths[path : path + len(labels)], alone.paths, strict=True):
+            assert [(at - read, choice) for at, choice in ours] == list(own)
+        read, path = read + len(alone.reads), path + len(labels)
+    assert (read, path) == (len(together.reads), len(together.paths))
+    for node, seen in enumerate(together.sees()):
+        assert [together.ids[other] for other, is_seen in enumerate(seen) if is_seen] == together.path_to(node)
+    assert together.parents.count(ROOT) >= len(questions)
+
+
+def test_a_chat_asks_each_question_by_name() -> None:
+    """A chat's only question is the turn itself; of several each is asked, behind the template's own beginning."""
+    tokenizer = load_tokenizer(DEFAULT_MODEL)
+    several = Prompter(replace(TRIAGE, form="chat"), tokenizer, 4096)
+    cues = [tokenizer.decode(several.tree.path_to(read)) for read in several.tree.reads]
+    assert [cue.rpartition("\n")[2] for cue in cues] == ["Category:", "Urgency:", "Mood:"]
+    assert all("<|im_start|>assistant" in cue for cue in cues)
+    assert several.tail_ids == ()
+    assert tokenizer.decode(Prompter(replace(TRIAGE, form="chat", questions={}), tokenizer, 4096).tail_ids).endswith(
+        "\n"
+    )
+
+
+def test_a_prior_is_taken_off_each_question_apart(tiny: Tiny, tickets: list[str], tmp_path: Path) -> None:
+    """Every question's probabilities add up to one again, and no label's mean lies far above its fellows'."""
+    classifier = load(tiny("llama"), "packed")
+    fit_unlabelled(classifier, tickets).save(tmp_path)
+    fitted = Classifier.load(str(tmp_path), tiny("llama"), strategy="packed", threads=1, tokens=512)
+    parts = [
+        torch.split(torch.tensor(one.score(one.tokenise(tickets)).log_probs).exp(), one.sizes, dim=1)
+        for one in (classifier, fitted)
+    ]
+    for before, after in zip(*parts, strict=True):
+        torch.testing.assert_close(after.sum(dim=1), torch.ones(len(tickets)))
+        assert after.mean(dim=0).max() < before.mean(dim=0).max()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from worker.engine import Classifier
+from worker.engine.features import features
 from worker.engine.fuse import fuse
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.packed import Packed
@@ -14,7 +15,7 @@ from worker.engine.padded import Padded, Single
 from worker.engine.prompt import Prompter
 from worker.engine.reading import cut, layers_of
 from worker.engine.tap import POOLINGS, Tap, told
-from worker.engine.task import load_task
+from worker.engine.task import Task, load_task
 from worker.errors import ConfigError
 
 Tiny = Callable[..., str]
@@ -105,25 +106,67 @@ def test_the_pass_ends_at_the_deepest_tap(tiny: Tiny, tickets: list[str]) -> Non
         cut(short.model, (Tap(9, "mean"),))
 
 
+@pytest.mark.parametrize("kind", [Packed, Padded])
+def test_a_shared_prefix_stays_as_it_was(kind: Any, tiny: Tiny, tickets: list[str]) -> None:
+    """What is kept of the prefix is only read: the same after some batches, and a batch gives the same bits again."""
+    loaded = load_model(tiny("llama"), torch.float32)
+    prompter = prompter_of(loaded)
+    prompts = [prompt.ids for prompt in prompter.prompts([*tickets[:6], *NO_TEXT])]
+    with torch.inference_mode():
+        strategy = kind(loaded.model, prompter.prefix_ids, prompter.reading)
+        kept = strategy.prefix if kind is Packed else strategy._prefix
+        before = [tensor.clone() for layer in kept for tensor in layer]
+        first, _ = strategy.hidden(prompts)
+        strategy.hidden(prompts[::-2])
+        assert torch.equal(strategy.hidden(prompts)[0], first)
+    assert before
+    assert all(map(torch.equal, before, [tensor for layer in kept for tensor in layer]))
+
+
+def test_features_are_in_the_order_of_the_texts(tiny: Tiny, tickets: list[str]) -> None:
+    """Batches are sorted by length and equal texts run once: each text still gets its own states, of every depth."""
+    classifier = Classifier.load(load_task("support"), tiny("llama"), dtype="float32", threads=1, tokens=512)
+    texts = [*tickets[:7], tickets[0], ""]
+    found = features(classifier, classifier.task, texts)
+    assert {tap.depth for tap in found} == {1, 2, 3}
+    assert torch.equal(found[TAPS[0]][0], found[TAPS[0]][7])
+    expected = read(classifier.loaded, Packed, texts)
+    for number, tap in enumerate(TAPS):
+        torch.testing.assert_close(found[tap], expected[:, number], rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_of_unusual_make_is_refused(tiny: Tiny) -> None:
+    """Where a model's layers cannot be found, nothing is guessed."""
+    folder = tiny("gpt2", n_embd=64, n_layer=3, n_head=4, n_positions=2048)
+    task = Task(name="t", instruction="i", labels={"a": "", "b": ""})
+    classifier = Classifier.load(task, folder, strategy="single", dtype="float32", threads=1, tokens=512)
+    with pytest.raises(ConfigError, match="unusual place: a head cannot be fitted to it"):
+        features(classifier, task, ["x"])
+
+
 def test_nothing_listens_after_a_pass(tiny: Tiny, tickets: list[str]) -> None:
     """The hooks are taken away, after a pass that failed too."""
     loaded = load_model(tiny("llama"), torch.float32)
-    read(loaded, Packed, tickets[:2])
-    loaded.model.base_model.layers[2].mlp = None
-    with pytest.raises(TypeError):
-        read(loaded, Packed, tickets[:2])
+    prompter = prompter_of(loaded)
+    prompts = [prompt.ids for prompt in prompter.prompts(tickets[:2])]
+    with torch.inference_mode():
+        strategy = Packed(loaded.model, prompter.prefix_ids, prompter.reading)
+        strategy.hidden(prompts)
+        assert not any(layer._forward_hooks for layer in layers_of(loaded.model))
+        loaded.model.base_model.layers[2].mlp = None
+        with pytest.raises(TypeError):
+            strategy.hidden(prompts)
     assert not any(layer._forward_hooks for layer in layers_of(loaded.model))
 
 
-def test_a_fitted_head_has_the_same_bits_alone_and_in_any_batch(fitted: str, tickets: list[str]) -> None:
+def test_a_fitted_head_has_the_same_bits_alone_and_in_any_batch(taught: Classifier, tickets: list[str]) -> None:
     """SmolLM2 in bfloat16: neighbours, order and number make no difference to a single bit, with or without words."""
-    classifier = Classifier.load(fitted, threads=1, tokens=512)
-    assert classifier.certificate is not None
-    assert classifier.certificate.kind == "exact"
-    texts = [*tickets, *NO_TEXT]
-    together = classifier.classify(texts)
-    backwards = classifier.classify(texts[::-1])[::-1]
-    alone = [classifier.classify([text])[0] for text in texts]
+    assert taught.certificate is not None
+    assert taught.certificate.kind == "exact"
+    texts = [*tickets[:20], *NO_TEXT]
+    together = taught.classify(texts)
+    backwards = taught.classify(texts[::-1])[::-1]
+    alone = [taught.classify([text])[0] for text in texts]
     for one, other, third in zip(together, backwards, alone, strict=True):
         assert one.scores == other.scores == third.scores
 

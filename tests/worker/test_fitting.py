@@ -140,6 +140,23 @@ def test_the_prompt_form_with_the_better_head_is_chosen() -> None:
     assert fit_head({"plain": materials["bare"], "bare": materials["plain"]}, labels, "balanced").chosen.form == "plain"
 
 
+def test_an_early_end_in_the_other_form_is_not_looked_at() -> None:
+    """Depth is given up for within the best form alone: another form that ends earlier and is nearly as good loses."""
+
+    def candidate(form: Form, depth: int, right: int) -> Candidate:
+        shares = (np.arange(90) < right).astype(float)
+        return Candidate(form, (Tap(depth, "mean"),), 0.1, np.zeros((1, 90, 2)), shares, 1 - shares)
+
+    candidates = [
+        candidate("plain", 6, 85),
+        candidate("plain", 4, 84),
+        candidate("bare", 1, 84),
+        candidate("bare", 2, 83),
+    ]
+    chosen = fitting._choose(candidates, "balanced", np.ones(90, dtype=bool))
+    assert (chosen.form, chosen.depth) == ("plain", 4)
+
+
 @pytest.mark.parametrize("counts", [(30, 30), (40, 2), (2, 2), (3, 30, 2), (1, 2, 2, 2)[1:]])
 def test_few_labels_and_few_examples_are_enough(counts: tuple[int, ...]) -> None:
     """Two labels, and two examples of a label, make a head: a weight for every label, probabilities of all examples."""
