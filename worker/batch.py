@@ -125,14 +125,14 @@ def _checked(scores: Sequence[float]) -> Sequence[float] | _Failure:
 def _label(load: Load, position: int, scores: Sequence[float], scorer: Scorer, batch: str) -> Label:
     claimed, ticket = load.tickets[position]
     identity = scorer.classifier.identity
-    main, *others = answers(scorer.classifier.questions, scores, scorer.min_confidence).items()
+    (_, main), *others = answers(scorer.classifier.questions, scores, scorer.min_confidence).items()
     return Label(
         id=ticket.id,
-        label=main[1].label,
-        confidence=main[1].confidence,
-        margin=main[1].margin,
-        scores=main[1].scores,
-        abstained=int(main[1].label is None),
+        label=main.label,
+        confidence=main.confidence,
+        margin=main.margin,
+        scores=main.scores,
+        abstained=int(main.label is None),
         answers=dict(others) or None,
         model=identity.model,
         task=identity.task,

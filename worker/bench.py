@@ -20,6 +20,7 @@ from worker.commands.texts import read_texts
 from worker.draw import draw
 from worker.engine.task import Task, load_task
 from worker.errors import UsageError
+from worker.figures import or_dash, write_json
 
 if TYPE_CHECKING:
     from worker.engine.ways import Run
@@ -124,7 +125,7 @@ def bench(
         report = _measure_all(chosen, question, model, texts, dtype, threads, status.update)
     console.print(_table(report))
     if json_file:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        write_json(json_file, report)
     if plot:
         draw(report, plot)
 
@@ -234,8 +235,7 @@ def _measure(
 
 def _same_labels(one: Any, other: Any, task: Task) -> float:
     """Share of tickets that get the same label for every question."""
-    sizes = [len(labels) for labels in task.asked.values()]
-    pairs = zip(one.split(sizes, dim=1), other.split(sizes, dim=1), strict=True)
+    pairs = zip(one.split(task.sizes, dim=1), other.split(task.sizes, dim=1), strict=True)
     same = [mine.argmax(dim=1) == its.argmax(dim=1) for mine, its in pairs]
     return round(float(math.prod(same).float().mean()), 4)
 
@@ -264,15 +264,11 @@ def _table(report: Report) -> Table:
         table.add_row(
             row.way,
             f"{row.tickets_per_s:.2f}",
-            _or_dash(row.ratio, "{:.2f} x"),
+            or_dash(row.ratio, "{:.2f} x"),
             f"{row.padding_overhead:.1%}",
             f"{row.agreement:.1%}",
-            _or_dash(row.agreement_f32, "{:.1%}"),
+            or_dash(row.agreement_f32, "{:.1%}"),
             f"{row.bit_equal:.1%}",
             f"{row.roofline:.0%}",
         )
     return table
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)

@@ -27,6 +27,7 @@ from worker.drain import Drain
 from worker.embedded import embedded_server
 from worker.engine.plan import Batch, Limits, plan
 from worker.engine.prompt import Prompt
+from worker.figures import or_dash, write_json
 from worker.ports import Costs, Identity, Receipt, Scored
 from worker.queue.claims import QueueSettings, RedisQueue
 from worker.queue.connection import connect
@@ -83,7 +84,7 @@ def bench_queue(url: str | None, json_file: Path | None) -> None:
                 report.rows.append(measure(url, count, TICKETS))
     console.print(_table(report))
     if json_file:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        write_json(json_file, report)
 
 
 def measure(url: str, workers: int, tickets: int) -> QueueRow:
@@ -206,15 +207,11 @@ def _table(report: QueueReport) -> Table:
             str(row.workers),
             f"{row.pushed_per_s:,.0f}",
             f"{row.tickets_per_s:,.0f}",
-            _or_dash(row.server_tickets_per_s, "{:,.0f}"),
+            or_dash(row.server_tickets_per_s, "{:,.0f}"),
             f"{row.commands_a_ticket:.1f}",
             f"{row.round_trips_a_ticket:.3f}",
-            _or_dash(row.bytes_kept, "{:.0f}"),
-            _or_dash(row.script_ms.get("commit"), "{:.1f}"),
-            _or_dash(max(row.longest_script_ms.values(), default=None), "{:.1f}"),
+            or_dash(row.bytes_kept, "{:.0f}"),
+            or_dash(row.script_ms.get("commit"), "{:.1f}"),
+            or_dash(max(row.longest_script_ms.values(), default=None), "{:.1f}"),
         )
     return table
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)

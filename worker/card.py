@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from worker.figures import share
 from worker.quality import Quality
 
 # What is gained by the last quarter of the examples, from which on more of them are worth the work.
@@ -41,7 +42,7 @@ def card(report: FitReport) -> str:
     """The model card of a fitted task, in Markdown."""
     low, high = report.fitted.interval
     rows = "\n".join(
-        f"| {label} | {_share(one.precision)} | {_share(one.recall)} | {one.tickets} |"
+        f"| {label} | {share(one.precision)} | {share(one.recall)} | {one.tickets} |"
         for label, one in report.fitted.per_label.items()
     )
     return f"""# {report.task}: a head fitted by `lengthwise fit`
@@ -61,7 +62,3 @@ error {report.fitted.ece:.1%}. Without a head the model labels {report.zero_shot
 
 Regularisation C {report.strength:g}, temperature {report.temperature:g}. Figures hold for tickets like the examples.
 """
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

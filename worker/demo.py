@@ -28,6 +28,7 @@ from worker.embedded import embedded_server
 from worker.engine.catalogue import CATALOGUE, fetch
 from worker.engine.task import DEFAULT_TASK
 from worker.errors import EXIT_BUG, LengthwiseError
+from worker.figures import write_json
 from worker.queue.connection import connect
 from worker.queue.streams import StreamReader, depth, read_totals
 
@@ -96,7 +97,7 @@ def demo(tickets: int, workers: int, json_file: Path | None, url: str | None, ta
     accuracy = _accuracy(samples, labels)
     summary = _summarise(pushed, workers, totals, reports, labels, (agreement, accuracy, before))
     if json_file:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+        write_json(json_file, summary)
     _show(console, summary)
 
 

@@ -19,6 +19,7 @@ from worker.commands.texts import read_texts
 from worker.engine.tap import told
 from worker.engine.task import DEFAULT_TASK, HEAD_FILE, TASK_FILE, Task, check_task, load_task
 from worker.errors import UsageError
+from worker.figures import write_json
 from worker.fitting import Prefer
 from worker.quality import Quality, assess
 
@@ -179,7 +180,7 @@ def _report(
 
 def _save(folder: Path, fitted: "FittedTask", report: FitReport) -> None:
     fitted.save(folder)
-    (folder / _REPORT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    write_json(folder / _REPORT_FILE, report)
     (folder / _CARD_FILE).write_text(card(report), "utf-8")
 
 

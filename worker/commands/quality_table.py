@@ -5,6 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from worker.commands.printable import printable
+from worker.figures import share
 from worker.quality import Quality
 
 # More labels than this have no confusion matrix that fits.
@@ -36,7 +37,7 @@ def _labels(quality: Quality) -> Table:
     for label in order:
         one = quality.per_label[label]
         counts = [str(quality.confusion[label][other]) for other in order] if with_confusion else []
-        table.add_row(escape(label), str(one.tickets), _share(one.precision), _share(one.recall), *counts)
+        table.add_row(escape(label), str(one.tickets), share(one.precision), share(one.recall), *counts)
     if not with_confusion:
         table.caption = f"the {len(order)} labels of {len(quality.per_label)} with the lowest recall"
     return table
@@ -47,7 +48,3 @@ def _coverage(quality: Quality) -> Table:
     for row in quality.coverage:
         table.add_row(f"{row.coverage:.0%}", f"{row.accuracy:.1%}", f"{row.min_confidence:.4f}")
     return table
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
