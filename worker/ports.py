@@ -119,6 +119,15 @@ class Classifier(Protocol):
         """Plan smaller batches from now on: one pass over these prompts did not fit into memory."""
 
 
+def score_all(classifier: Classifier, prompts: Sequence[Prompt]) -> list[Sequence[float]]:
+    """The scores of each prompt, in their order: every planned batch in a pass of its own."""
+    found: dict[int, Sequence[float]] = {}
+    for batch in classifier.plan(prompts):
+        scores = classifier.score([prompts[row[0]] for row in batch.rows]).log_probs
+        found |= {index: one for row, one in zip(batch.rows, scores, strict=True) for index in row}
+    return [found[index] for index in range(len(prompts))]
+
+
 @dataclass(frozen=True)
 class Costs:
     """What every ticket costs beside its own prompt, in tokens."""

@@ -13,6 +13,7 @@ from rich.table import Table
 from worker.commands.options import json_option, log_level_option, model_option, strategy_options, task_option
 from worker.commands.texts import read_texts
 from worker.engine.certify import difference, winners
+from worker.ports import score_all
 
 EXIT_DIFFERS = 1
 # Upper limits of the margin histogram in nats; a margin under the largest difference could have flipped a label.
@@ -67,26 +68,20 @@ def verify(
         task, model, strategy=strategy, dtype=dtype, device=device, threads=threads, tokens=tokens
     )
     prompts = classifier.tokenise(texts)
-    batched: list[Sequence[float]] = [()] * len(prompts)
-    for batch in classifier.plan(prompts):
-        scores = classifier.score([prompts[row[0]] for row in batch.rows]).log_probs
-        for row, log_probs in zip(batch.rows, scores, strict=True):
-            for index in row:
-                batched[index] = log_probs
+    batched = score_all(classifier, prompts)
     alone = [
         classifier.score([prompt]).log_probs[0]
         for prompt in track(prompts, "one at a time", console=Console(stderr=True), disable=as_json, transient=True)
     ]
+    pairs, sizes = list(zip(alone, batched, strict=True)), classifier.task.sizes
     lengths = [len(prompt.ids) + classifier.costs.prefix_tokens for prompt in prompts]
     verdict = Verdict(
         tickets=len(texts),
         shortest_tokens=min(lengths),
         longest_tokens=max(lengths),
-        labels_differ=sum(
-            winners(a, classifier.sizes) != winners(b, classifier.sizes) for a, b in zip(alone, batched, strict=True)
-        ),
-        largest_difference=max(difference(a, b) for a, b in zip(alone, batched, strict=True)),
-        bit_equal=round(sum(list(a) == list(b) for a, b in zip(alone, batched, strict=True)) / len(texts), 4),
+        labels_differ=sum(winners(one, sizes) != winners(other, sizes) for one, other in pairs),
+        largest_difference=max(difference(one, other) for one, other in pairs),
+        bit_equal=round(sum(list(one) == list(other) for one, other in pairs) / len(texts), 4),
         margins=_histogram([_margin(scores[: len(classifier.labels)]) for scores in alone]),
         certificate=classifier.identity.certificate,
         strategy=classifier.identity.strategy,

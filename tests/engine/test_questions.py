@@ -49,7 +49,7 @@ def test_all_questions_are_answered_in_one_pass(tiny: Tiny, tickets: list[str]) 
     classifier.loaded.model.base_model.register_forward_pre_hook(lambda *_: calls.append(1))
     scored = classifier.score(classifier.tokenise(tickets[:5]))
     assert len(calls) == 1
-    parts = torch.split(torch.tensor(scored.log_probs).exp(), classifier.sizes, dim=1)
+    parts = torch.split(torch.tensor(scored.log_probs).exp(), classifier.task.sizes, dim=1)
     assert [part.shape[1] for part in parts] == [3, 2, 2]
     for part in parts:
         torch.testing.assert_close(part.sum(dim=1), torch.ones(5))
@@ -132,7 +132,7 @@ def test_a_prior_is_taken_off_each_question_apart(tiny: Tiny, tickets: list[str]
     fit_unlabelled(classifier, tickets).save(tmp_path)
     fitted = Classifier.load(str(tmp_path), tiny("llama"), strategy="packed", threads=1, tokens=512)
     parts = [
-        torch.split(torch.tensor(one.score(one.tokenise(tickets)).log_probs).exp(), one.sizes, dim=1)
+        torch.split(torch.tensor(one.score(one.tokenise(tickets)).log_probs).exp(), one.task.sizes, dim=1)
         for one in (classifier, fitted)
     ]
     for before, after in zip(*parts, strict=True):

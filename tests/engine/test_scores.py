@@ -143,7 +143,7 @@ def test_scores_that_are_no_numbers_are_no_label(tiny: Callable[..., str], ticke
     """Broken states come out as scores that are no numbers, for the worker to bury; `classify` raises."""
     classifier = Classifier.load("support", tiny("llama"), strategy="packed", dtype="float32", threads=1, tokens=512)
     with torch.inference_mode():
-        classifier.head._weight[0, 0] = float("nan")  # type: ignore[attr-defined]  # broken on purpose
+        classifier.head.rows.weight[0, 0] = float("nan")  # type: ignore[attr-defined]  # broken on purpose
     assert not torch.tensor(classifier.score(classifier.tokenise(tickets[:2])).log_probs).isfinite().any()
     with pytest.raises(LengthwiseError, match="not a number"):
         classifier.classify(tickets[:2])

@@ -12,6 +12,7 @@ import worker.engine
 from worker.bench import WAYS, bench
 from worker.engine.plan import Batch, Limits, plan
 from worker.engine.prompt import Prompt
+from worker.engine.task import Task
 from worker.ports import Costs, Identity, Scored
 from worker.verify import verify
 
@@ -20,7 +21,7 @@ class Fickle:
     """A classifier whose scores depend on how many tickets it is given at a time, if `fickle`."""
 
     costs, identity = Costs(prefix_tokens=16, reuses_prefix=True), Identity("m", "t", "packed", "exact")
-    labels, sizes = ("a", "b"), (2,)
+    labels, task = ("a", "b"), Task(name="t", instruction="i", labels={"a": "", "b": ""})
 
     def __init__(self, fickle: bool) -> None:
         self.fickle = fickle

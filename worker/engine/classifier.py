@@ -19,7 +19,7 @@ from worker.engine.stock import UnfitError, failures_explained
 from worker.engine.task import DEFAULT_TASK, MAIN_QUESTION, Task, check_task, load_task
 from worker.engine.tuning import threads_for, tokens_a_batch
 from worker.errors import ConfigError, LengthwiseError
-from worker.ports import Costs, Identity, Scored
+from worker.ports import Costs, Identity, Scored, score_all
 
 _MOST_ROWS = 512
 _PADDED_ROWS, _PADDED_TOKENS = 32, 4096
@@ -58,12 +58,8 @@ class Classifier:
         self.questions = {question: tuple(labels) for question, labels in task.asked.items()}
         self.certificate: Certificate | None = None
         self.limits, self.choices = limits, replace(choices, tokens=limits.tokens, fused=opened.fused)
-        self.loaded, self.strategy, self.prompter, self.head = (
-            opened.loaded,
-            opened.strategy,
-            opened.prompter,
-            opened.head,
-        )
+        self.loaded, self.prompter = opened.loaded, opened.prompter
+        self.strategy, self.head = opened.strategy, opened.head
 
     @classmethod
     def load(
@@ -123,11 +119,6 @@ class Classifier:
         certificate = "none" if self.certificate is None else str(self.certificate)
         return Identity(self.loaded.name, self.task.name, self.strategy.name, certificate)
 
-    @property
-    def sizes(self) -> list[int]:
-        """The numbers of each question's labels, in the order of all scores."""
-        return [len(labels) for labels in self.questions.values()]
-
     def classify(self, texts: Sequence[str], min_confidence: float = 0.0) -> list[Classification]:
         """Label each text, in the order given. Equal texts get equal scores, and neighbours make no difference.
 
@@ -136,13 +127,10 @@ class Classifier:
         Raises LengthwiseError if a score is not a number.
         """
         prompts = self.tokenise(texts)
-        results: dict[int, Classification] = {}
-        for batch in self.plan(prompts):
-            scored = self.score([prompts[row[0]] for row in batch.rows])
-            for row, log_probs in zip(batch.rows, scored.log_probs, strict=True):
-                for index in row:
-                    results[index] = self._classification(log_probs, prompts[index].truncated, min_confidence)
-        return [results[index] for index in range(len(texts))]
+        return [
+            self._classification(log_probs, prompt.truncated, min_confidence)
+            for prompt, log_probs in zip(prompts, score_all(self, prompts), strict=True)
+        ]
 
     def tokenise(self, texts: Sequence[str]) -> list[Prompt]:
         """Prompts for the texts, in their order."""
@@ -165,7 +153,7 @@ class Classifier:
     def certify(self) -> Certificate:
         """Show once more whether batched equals unbatched here."""
         probes = random_probes(self.prompter.wrap, self.prompter.ordinary_ids, self.prompter.room)
-        return certify(lambda batch: self.score(batch).log_probs, probes, self.sizes)
+        return certify(lambda batch: self.score(batch).log_probs, probes, self.task.sizes)
 
     def tune(self) -> None:
         """Choose the token budget of a batch for this machine."""

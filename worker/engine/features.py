@@ -41,8 +41,3 @@ def features(classifier: Classifier, task: Task, texts: Sequence[str]) -> dict[T
             rows |= {index: states[number] for number, row in enumerate(batch.rows) for index in row}
     together = torch.stack([rows[index] for index in range(len(texts))])
     return {tap: together[:, number].clone() for number, tap in enumerate(taps)}
-
-
-def prompter_for(classifier: Classifier, task: Task, taps: Sequence[Tap]) -> Prompter:
-    """What makes the prompts when a head with these taps is used."""
-    return Prompter(task, classifier.loaded.tokenizer, classifier.loaded.window, taps)

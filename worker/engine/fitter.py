@@ -12,13 +12,14 @@ import torch
 from msgspec.structs import replace
 
 from worker.engine.classifier import Classifier
-from worker.engine.features import features, prompter_for
+from worker.engine.features import features
 from worker.engine.head import Facts, Fitted, PriorHead
 from worker.engine.prompt import Prompter
 from worker.engine.tap import Tap
 from worker.engine.task import HEAD_FILE, TASK_FILE, Form, Task
 from worker.errors import ConfigError
 from worker.fitting import Fit, Floats, Prefer, fit_head, fit_prior, learning_curve
+from worker.ports import score_all
 
 # A prefix that lists the labels is tried while it is no longer than this: every ticket looks back at all of it.
 _LONGEST_PREFIX = 256
@@ -75,19 +76,15 @@ def fit_task(
     fit = fit_head(materials, numbers, prefer)
     curve = learning_curve(materials[fit.chosen.form], numbers, fit.chosen)
     fitted_task = replace(task, form=fit.chosen.form, head=HEAD_FILE)
-    prompter = prompter_for(classifier, fitted_task, fit.chosen.taps)
+    loaded = classifier.loaded
+    prompter = Prompter(fitted_task, loaded.tokenizer, loaded.window, fit.chosen.taps)
     tensors = {"weight": _tensor(fit.weight), "bias": _tensor(fit.bias)}
     return Outcome(_joined(classifier, fitted_task, prompter, fit.chosen.taps, tensors), fit, curve)
 
 
 def fit_unlabelled(classifier: Classifier, texts: Sequence[str]) -> FittedTask:
     """Fit a prior for the classifier's task to texts without labels: what its model says of any ticket at all."""
-    prompts = classifier.tokenise(texts)
-    scores = np.zeros((len(texts), sum(classifier.sizes)))
-    for batch in classifier.plan(prompts):
-        found = classifier.score([prompts[row[0]] for row in batch.rows]).log_probs
-        for row, log_probs in zip(batch.rows, found, strict=True):
-            scores[list(row)] = log_probs
+    scores = np.array(score_all(classifier, classifier.tokenise(texts)))
     task = replace(classifier.task, head=HEAD_FILE)
     return _joined(classifier, task, classifier.prompter, (), {"prior": _tensor(fit_prior(scores))})
 
@@ -100,7 +97,7 @@ def _narrowed(task: Task, known: Set[str]) -> Task:
 
 def use_prior(classifier: Classifier, fitted: FittedTask) -> None:
     """Let a loaded classifier take a prior off its scores from now on."""
-    classifier.head = PriorHead(fitted.fitted, classifier.head, classifier.sizes, classifier.choices.device)
+    classifier.head = PriorHead(fitted.fitted, classifier.head, classifier.task.sizes, classifier.choices.device)
 
 
 def _forms(classifier: Classifier, task: Task) -> list[Form]:
@@ -114,7 +111,7 @@ def _joined(
     classifier: Classifier, task: Task, prompter: Prompter, taps: Any, tensors: Mapping[str, torch.Tensor]
 ) -> FittedTask:
     facts = Facts(
-        labels=tuple(label for labels in task.asked.values() for label in labels),
+        labels=task.all_labels,
         taps=taps,
         model=classifier.loaded.name,
         model_hash=classifier.loaded.fingerprint,

@@ -14,13 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from worker.engine.scorer import Head, few_rows
+from worker.engine.scorer import FewRows, Head
 from worker.engine.tap import Tap
 from worker.errors import ConfigError
 
 _FACTS = "lengthwise"
-# As many rows as a product needs to take the same kernel always.
-_LEAST_LABELS = 16
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,15 +74,11 @@ class LinearHead:
     """Softmax regression on what the taps read."""
 
     def __init__(self, fitted: Fitted, device: Any) -> None:
-        weight, bias = fitted.tensors["weight"], fitted.tensors["bias"]
-        self._labels = weight.shape[0]
-        missing = max(0, _LEAST_LABELS - self._labels)
-        self._weight = torch.cat([weight, weight[:1].expand(missing, -1)]).to(device)
-        self._bias = torch.cat([bias, bias[:1].expand(missing)]).to(device)
+        self._rows = FewRows(fitted.tensors["weight"].to(device), fitted.tensors["bias"].to(device))
 
     def log_probs(self, states: torch.Tensor) -> torch.Tensor:
         """See `Head`; `states` are `[prompts, taps, width]`."""
-        return few_rows(states.flatten(1), self._weight, self._bias)[:, : self._labels].log_softmax(dim=-1)
+        return self._rows(states.flatten(1)).log_softmax(dim=-1)
 
 
 class PriorHead:

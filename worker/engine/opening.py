@@ -46,24 +46,24 @@ def open_model(task: Task, model: str, strategy: str, dtype: str, device: str) -
     Raises UnfitError if the strategy does not give what the model itself gives, ConfigError if the task's head was
     fitted on something else.
     """
-    # Compared in float32 where memory allows: in bfloat16 a forgotten window may look like one more rounding.
-    loaded, prompter = load_cut(task, model, "float32" if device == "cpu" else dtype, device)
     fitted = fitted_of(task)
+    # Compared in float32 where memory allows: in bfloat16 a forgotten window may look like one more rounding.
+    loaded, prompter = load_cut(task, fitted, model, "float32" if device == "cpu" else dtype, device)
     if fitted:
-        labels = [label for labels in task.asked.values() for label in labels]
-        fitted.check(labels, loaded.fingerprint, prompter.fingerprint, dtype)
+        fitted.check(task.all_labels, loaded.fingerprint, prompter.fingerprint, dtype)
     fused = _check(loaded, prompter, strategy, dtype, device)
     if loaded.dtype is not DTYPES[dtype] and not fused:
         # Not `.to(dtype)`, which would round the rotary frequencies too.
-        loaded, prompter = load_cut(task, model, dtype, device)
+        loaded, prompter = load_cut(task, fitted, model, dtype, device)
     with failures_explained(), torch.inference_mode():
         running = KINDS[strategy](loaded.model, prompter.prefix_ids, prompter.reading)
-        return Opened(loaded, prompter, running, head_for(task, loaded.model, prompter, device), fused)
+        return Opened(loaded, prompter, running, head_for(task, fitted, loaded.model, prompter, device), fused)
 
 
-def load_cut(task: Task, model: str, dtype: str, device: str = "cpu") -> tuple[LoadedModel, Prompter]:
-    """A model as transformers runs it, without the layers that the task does not need, and its prompts."""
-    fitted = fitted_of(task)
+def load_cut(
+    task: Task, fitted: Fitted | None, model: str, dtype: str, device: str = "cpu"
+) -> tuple[LoadedModel, Prompter]:
+    """A model as transformers runs it, without the layers that the task's head does not need, and its prompts."""
     taps = fitted.facts.taps if fitted else ()
     loaded = load_model(model, DTYPES[dtype], device=device)
     if taps:
@@ -71,13 +71,12 @@ def load_cut(task: Task, model: str, dtype: str, device: str = "cpu") -> tuple[L
     return loaded, Prompter(task, loaded.tokenizer, loaded.window, taps)
 
 
-def head_for(task: Task, model: Any, prompter: Prompter, device: str = "cpu") -> Head:
-    """What the task reads scores with: the head that was fitted to it, or the label rows of the output layer."""
-    fitted = fitted_of(task)
+def head_for(task: Task, fitted: Fitted | None, model: Any, prompter: Prompter, device: str = "cpu") -> Head:
+    """What a task reads scores with: the head that was fitted to it, or the label rows of the output layer."""
     if fitted and fitted.facts.taps:
         return LinearHead(fitted, device)
     own = LabelHead(model, prompter.tree)
-    return PriorHead(fitted, own, [len(labels) for labels in task.asked.values()], device) if fitted else own
+    return PriorHead(fitted, own, task.sizes, device) if fitted else own
 
 
 def _check(loaded: LoadedModel, prompter: Prompter, strategy: str, dtype: str, device: str) -> bool:

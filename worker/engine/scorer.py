@@ -28,7 +28,7 @@ class Strategy(Protocol):
         """Whether a prompt costs its own length, whatever the others' lengths."""
 
     def hidden(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, int]:
-        """Hidden states `[prompts, reads, hidden]` where the tree is read, and the tokens that were run for them."""
+        """Hidden states `[prompts, reads, hidden]`, of the tree or the taps, and the tokens that were run for them."""
 
 
 class Head(Protocol):
@@ -38,18 +38,32 @@ class Head(Protocol):
         """`[prompts, reads, hidden]` -> `[prompts, labels]`, float32; a question's add up to a probability of one."""
 
 
+class FewRows:
+    """A small linear layer in float32, of which no row depends on how many there are, of states or of weights."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._outputs = weight.shape[0]
+        missing = max(0, _ROWS - self._outputs)
+        # A handful of rows: in float32 they cost nothing, and a score keeps its digits.
+        self.weight = torch.cat([weight, weight[:1].expand(missing, -1)]).float()
+        self.bias = None if bias is None else torch.cat([bias, bias[:1].expand(missing)]).float()
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """`[rows, inner]` -> `[rows, outputs]`."""
+        rows = states.shape[0]
+        filled = torch.cat([states, states[:1].expand(-rows % _ROWS, -1)]).float()
+        parts = [F.linear(part, self.weight, self.bias) for part in torch.split(filled, _ROWS)]
+        return torch.cat(parts)[:rows, : self._outputs]
+
+
 class LabelHead:
     """The label rows of the output layer, and how they make log-probabilities."""
 
     def __init__(self, model: Any, tree: LabelTree) -> None:
         self._tree = tree
-        rows = [token for choice in tree.choices for token in choice]
-        padded = rows + rows[:1] * (_ROWS - len(rows))
         output = model.get_output_embeddings()
-        index = torch.tensor(padded, device=output.weight.device)
-        # A handful of rows: in float32 they cost nothing, and a score keeps its digits.
-        self._weight = output.weight[index].float()
-        self._bias = None if output.bias is None else output.bias[index].float()
+        index = torch.tensor([token for choice in tree.choices for token in choice], device=output.weight.device)
+        self.rows = FewRows(output.weight[index], None if output.bias is None else output.bias[index])
         ends = torch.tensor([len(choice) for choice in tree.choices]).cumsum(0).tolist()
         self._spans = list(zip([0, *ends[:-1]], ends, strict=True))
 
@@ -57,14 +71,6 @@ class LabelHead:
         """See `Head`; read along the label tree."""
         choices = []
         for read, (start, end) in enumerate(self._spans):
-            scores = few_rows(states[:, read].float(), self._weight, self._bias)[:, start:end]
-            choices.append(scores.log_softmax(dim=-1))
+            choices.append(self.rows(states[:, read])[:, start:end].log_softmax(dim=-1))
         labels = [sum((choices[read][:, choice] for read, choice in path)) for path in self._tree.paths]
         return torch.stack([torch.as_tensor(label) for label in labels], dim=1)
-
-
-def few_rows(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """A linear layer whose rows do not depend on how many there are."""
-    rows = states.shape[0]
-    filled = torch.cat([states, states[:1].expand(-rows % _ROWS, -1)])
-    return torch.cat([F.linear(part, weight, bias) for part in torch.split(filled, _ROWS)])[:rows]

@@ -45,6 +45,16 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Every question with its labels, the main one first: the order of all scores."""
         return {MAIN_QUESTION: self.labels, **self.questions}
 
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """Every question's labels side by side: the order of all scores."""
+        return tuple(label for labels in self.asked.values() for label in labels)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many of `all_labels` are each question's."""
+        return [len(labels) for labels in self.asked.values()]
+
 
 def load_task(name_or_path: str) -> Task:
     """A built-in task by name, a TOML file by path, or a folder that `lengthwise fit` made.

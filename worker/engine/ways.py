@@ -11,7 +11,7 @@ from torch import nn
 from worker.engine.classifier import Classifier
 from worker.engine.machine import product_gflops
 from worker.engine.model import layer_shape, locate
-from worker.engine.opening import DTYPES, head_for, load_cut
+from worker.engine.opening import DTYPES, fitted_of, head_for, load_cut
 from worker.engine.packed import Packed
 from worker.engine.padded import Padded, Single
 from worker.engine.plan import Limits, plan
@@ -95,6 +95,7 @@ class Contestant:
     """One way, loaded and ready to run over its tickets. `tokens_real` are the whole prompts', for every ticket."""
 
     def __init__(self, way: str, task: Task, model: str, texts: Sequence[str], dtype: str, threads: int) -> None:
+        self._labels = task.all_labels
         self._make(way, task, model, dtype, threads)
         prompts = self._prompter.prompts(texts)
         prefix, branches = self._prompter.prefix_ids, len(self._prompter.tree.ids)
@@ -111,7 +112,7 @@ class Contestant:
     def run(self) -> Run:
         """Score every ticket, in batches."""
         began_s, computed = time.perf_counter(), 0
-        log_probs = torch.empty(len(self._prompts), sum(map(len, self._prompter.label_ids.values())))
+        log_probs = torch.empty(len(self._prompts), len(self._labels))
         with torch.inference_mode():
             for rows in self._batches:
                 states, tokens = self._strategy.hidden([self._prompts[row[0]] for row in rows])
@@ -142,11 +143,12 @@ class Contestant:
             self._cut: Callable[[Prompts], Batches] = lambda prompts: _planned(prompts, limits)
             return
         torch.set_num_threads(threads)
-        (loaded, self._prompter), chosen = load_cut(task, model, dtype), WAYS[way]
+        fitted, chosen = fitted_of(task), WAYS[way]
+        loaded, self._prompter = load_cut(task, fitted, model, dtype)
         reading, prefix = self._prompter.reading, self._prompter.prefix_ids if chosen.reuses_prefix else ()
         with torch.inference_mode():
             self._strategy = chosen.strategy(loaded.model, prefix, reading)
-            self._head = head_for(task, loaded.model, self._prompter)
+            self._head = head_for(task, fitted, loaded.model, self._prompter)
         self._alone, self.layers = Single(loaded.model, prefix, reading), len(layers_of(loaded.model))
         self._reuses_prefix, self._cut = chosen.reuses_prefix, chosen.batches
 
