@@ -13,7 +13,7 @@ import structlog
 
 from wire import Keys
 from worker.errors import LengthwiseError
-from worker.queue.connection import Link
+from worker.queue.connection import Link, StoppedWaitingError
 from worker.queue.verbs import Verbs
 
 # A lease is renewed this many times before it would run out, so one lost renewal costs nothing.
@@ -97,6 +97,8 @@ class Keeper(threading.Thread):
                 # After an outage that outlasted the leases, the others get a round to renew theirs: they did not crash.
                 if renewed_s - last_s < self._lease_ms / 1000:
                     self._link.call(self._reclaim_expired)
+            except StoppedWaitingError:
+                pass  # no failure: the worker ends, and the main thread says what is left behind
             except (LengthwiseError, redis.RedisError) as error:
                 # The main thread meets the same refusal and ends the worker; leases then run out by themselves.
                 log.warning("lease not renewed", error=str(error))
