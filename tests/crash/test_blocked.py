@@ -8,22 +8,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import worker
+from tests import processes
+from tests.processes import CHECKOUT
 from wire import BatchReport, DeadLetter, Keys, Label
 from worker.queue.streams import StreamReader, read_totals
 
-CHECKOUT = Path(worker.__file__).parents[1]
 LEASE_S, TICKET_S, DRAIN_SIZE = 1.0, 0.15, 16
 ENOUGH_S = 60.0
+wait_until = partial(processes.wait_until, within_s=ENOUGH_S)
 
 # `PyDLL` calls without letting go of Python's lock: no other thread runs, so none renews a lease. `time.sleep` does.
 STUB = f"""
@@ -95,14 +96,6 @@ def a_worker(url: str, name: str, folder: Path, holds_the_lock: bool = False) ->
     finally:
         process.kill()
         process.wait()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Look again and again until it is so; an AssertionError if it does not get so in time."""
-    end_s = time.monotonic() + ENOUGH_S
-    while not condition():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.02)
 
 
 class Tickets:

@@ -7,22 +7,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-import worker
+from tests import processes
+from tests.processes import CHECKOUT, lives
 from wire import Keys
 from worker.embedded import EmbeddedServer, embedded_server
 
-CHECKOUT = Path(worker.__file__).parents[1]
 KEYS = Keys("tickets")
 START_S = 30.0
+wait_until = partial(processes.wait_until, within_s=START_S)
 STOP_S = 3.0
 HUNG_STOP_S = 20.0  # two replies are waited for, 5 s each, and this machine may be busy
 SCORE_S = 0.6
@@ -89,14 +91,6 @@ class Worker:
         assert "Traceback" not in self.said(), self.said()
         assert "this is a bug" not in self.said(), self.said()
         return code
-
-
-def wait_until(condition: Callable[[], bool], within_s: float = START_S) -> None:
-    """Look again and again until it is so; an AssertionError if it does not get so in time."""
-    end_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.005)
 
 
 @contextmanager
@@ -364,7 +358,7 @@ def test_a_daemon_whose_parent_dies_goes_on(server: EmbeddedServer, client: Any,
             push(client, 1)
             wait_until(lambda: client.xlen(KEYS.results) == 1)
             os.kill(pid, signal.SIGTERM)
-            wait_until(lambda: b'"ended"' in log.read_bytes(), STOP_S)
+            wait_until(lambda: b'"ended"' in log.read_bytes(), within_s=STOP_S)
         finally:
             kill(pid)
 
@@ -412,17 +406,6 @@ def test_a_killed_demo_leaves_no_worker(tmp_path: Path) -> None:
         process.wait()
     (pid,) = (int(line) for line in pids.read_text().split())
     try:
-        wait_until(lambda: not lives(pid), 10)
+        wait_until(lambda: not lives(pid), within_s=10)
     finally:
         kill(pid)
-
-
-def lives(pid: int) -> bool:
-    """Tell whether there is such a process. A dead one that nobody collects (in a container) does not count."""
-    try:
-        os.kill(pid, 0)
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except ProcessLookupError:
-        return False
-    except FileNotFoundError:  # just gone, or a system without /proc
-        return not Path("/proc/self").exists()

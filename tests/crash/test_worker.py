@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,17 +17,18 @@ from typing import Any
 import pytest
 import redis
 
-import worker
+from tests import processes
+from tests.processes import CHECKOUT
 from wire import DeadLetter, Keys, Label, TicketError, decode_ticket
 from worker.queue.streams import StreamReader
 
-CHECKOUT = Path(worker.__file__).parents[1]
 NASTY = CHECKOUT.parent / "shared" / "data" / "nasty.jsonl"
 NASTY_STEP = 10  # every so many-eth of its 713 rows: 1 once the engine is fast enough
 
 LEASE_S = 1.5
 START_S = 120.0  # a cold start on a busy machine; the very first one fetches the model
 WORK_S = 60.0
+wait_until = partial(processes.wait_until, within_s=WORK_S)
 STOP_S = 10.0
 PICK_UP_S = 1.0
 IDLE_S, IDLE_SHARE = 3.0, 0.02
@@ -122,14 +124,6 @@ def ticket(ticket_id: str, body: str, **fields: str) -> bytes:
     return json.dumps({"id": ticket_id, "body": body, **fields}).encode()
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = WORK_S) -> None:
-    """Look again and again until it is so; an AssertionError if it does not get so in time."""
-    end_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.01)
-
-
 @contextmanager
 def a_worker(queue: Queue, url: str, log: Path, *options: str, code: str | None = None) -> Iterator[Worker]:
     """Run a worker; it is killed at the end, so that a failed test leaves none behind."""
@@ -148,7 +142,7 @@ def a_worker(queue: Queue, url: str, log: Path, *options: str, code: str | None 
 
 def ready(running: Worker) -> Worker:
     """Wait until the worker is at work, and give it back."""
-    wait_until(lambda: '"event": "ready"' in running.said() or running.process.poll() is not None, START_S)
+    wait_until(lambda: '"event": "ready"' in running.said() or running.process.poll() is not None, within_s=START_S)
     assert running.process.poll() is None, running.said()
     return running
 
@@ -232,7 +226,7 @@ def test_one_sigterm_finishes_the_batch_and_hands_back_the_rest(queue: Queue, se
     payloads = [ticket(str(number), f"n {number}") for number in range(400)]
     queue.push(*payloads)
     with a_worker(queue, server_url, tmp_path / "log", "--drain-size", "80") as running:
-        wait_until(lambda: queue.fates() > 0, START_S)
+        wait_until(lambda: queue.fates() > 0, within_s=START_S)
         running.process.terminate()
         stop(running)
     labelled = {label.id for label in queue.labels()}
@@ -320,7 +314,7 @@ def test_hostile_texts_do_not_hurt(live: Worker, live_queue: Queue) -> None:
     before = live_queue.fates()
     published, buried = {label.id for label in live_queue.labels()}, len(live_queue.dead())
     live_queue.push(*payloads)
-    wait_until(lambda: live_queue.fates() >= before + len(payloads), START_S)
+    wait_until(lambda: live_queue.fates() >= before + len(payloads), within_s=START_S)
     ids, reasons = _expected(payloads)
     assert sorted(label.id for label in live_queue.labels() if label.id not in published) == sorted(ids)
     assert sorted(letter.reason for letter in live_queue.dead()[buried:]) == sorted(reasons)

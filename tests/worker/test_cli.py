@@ -1,47 +1,21 @@
 """The `lengthwise` command: exit codes, messages that say how to mend it, output for people and for machines."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import redis
 
-import worker
+from tests.processes import CHECKOUT, Ended, lengthwise
 from wire import Keys, Label
 from wire.records import to_fields
 from worker import cli
 from worker.engine.task import load_task
 
-CHECKOUT = Path(worker.__file__).parents[1]
 NOWHERE = "redis://:hunter2@127.0.0.1:1/0"
-
-
-@dataclass
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-def lengthwise(*arguments: str, **environment: str) -> Ended:
-    """Run the command in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "worker.cli", *arguments],
-        cwd=CHECKOUT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def here(capsys: pytest.CaptureFixture[str], *arguments: str) -> Ended:

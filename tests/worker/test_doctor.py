@@ -1,11 +1,9 @@
 """`lengthwise doctor`, and `lengthwise work` where tickets would be lost: exit codes, words, what is checked."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +12,14 @@ import pytest
 import redis
 from safetensors.numpy import save_file
 
-import worker
+from tests.processes import CHECKOUT, Ended, lengthwise
 from wire import Keys
 from worker.doctor import model, processor
 from worker.embedded import EmbeddedServer, embedded_server
 from worker.finding import Finding, Level, exit_code
 
-CHECKOUT = Path(worker.__file__).parents[1]
 NOWHERE = "redis://:hunter2@127.0.0.1:1/0"
 EVICTING = {"maxmemory-policy": "allkeys-lru", "maxmemory": "100mb"}
-
-
-@dataclass
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-def lengthwise(*arguments: str, **environment: str) -> Ended:
-    """Run the command in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "worker.cli", *arguments],
-        cwd=CHECKOUT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 import worker
+from tests.processes import lives
 from worker import embedded
 from worker.commands.server import default_folder
 from worker.embedded import EmbeddedServer, embedded_server
@@ -30,17 +31,6 @@ with embedded_server(folder=Path(sys.argv[1]) if sys.argv[1:] else None) as serv
     print(server.pid, server.supervisor.pid, server.folder, flush=True)
     time.sleep(60)
 """
-
-
-def lives(pid: int) -> bool:
-    """Tell whether there is such a process. A dead one that nobody collects (in a container) does not count."""
-    try:
-        os.kill(pid, 0)
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except ProcessLookupError:
-        return False
-    except FileNotFoundError:  # just gone, or a system without /proc
-        return not Path("/proc/self").exists()
 
 
 def becomes_true(question: Callable[[], bool], within_s: float) -> bool:
