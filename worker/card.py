@@ -25,7 +25,7 @@ class FitReport(msgspec.Struct, kw_only=True):
     strength: float
     temperature: float
     zero_shot: Quality  # the same examples by the model's own label scores
-    fitted: Quality  # the examples by a head that had seen neither them nor, in its choice of taps, their labels
+    fitted: Quality  # each example by a head that was fitted without it, on taps chosen by the other folds' results
     learning_curve: list[tuple[int, float]]  # examples learnt from, accuracy
     seconds: float
 
@@ -50,9 +50,10 @@ def card(report: FitReport) -> str:
 For {report.model} in {report.dtype} (weights {report.model_hash[:16]}). It is refused with any other model, prompt,
 dtype or labels. Reads the states {report.reads} ({report.layers} layers are run), prompt form `{report.form}`.
 
-Cross-validated on {report.examples} examples, each labelled by a head that had seen neither it nor, in the choice of
-what is read, its label: **{report.fitted.accuracy:.1%}** right (95 %: {low:.1%} to {high:.1%}), expected calibration
-error {report.fitted.ece:.1%}. Without a head the model labels {report.zero_shot.accuracy:.1%} of them right.
+Cross-validated on {report.examples} examples, each labelled by a head that was fitted without it, reading what the
+other folds' results chose (of very few, very noisy examples this is still some points too good):
+**{report.fitted.accuracy:.1%}** right (95 %: {low:.1%} to {high:.1%}), expected calibration error
+{report.fitted.ece:.1%}. Without a head the model labels {report.zero_shot.accuracy:.1%} of them right.
 
 | label | precision | recall | examples |
 |---|---|---|---|

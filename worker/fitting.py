@@ -1,7 +1,9 @@
 """Labelled examples' features -> a linear head: which taps, how strongly regularised, how sure (pure: numpy alone).
 
-Which taps a head reads is chosen by stratified cross-validation. The accuracy that is told is that of predictions for
-examples that neither the head nor the choice of its taps had seen.
+Which taps a head reads is chosen by stratified cross-validation. The accuracy that is told is that of each example by
+a head that was fitted without it, on taps chosen by the results of the other folds. The heads behind those results did
+see the example: of pure noise, 60 examples of three labels, some 38 % are told to be right instead of 33 %. Only folds
+within folds, at twice the work, would take that away.
 """
 
 from collections.abc import Mapping, Sequence
@@ -205,7 +207,7 @@ def _choose(candidates: Sequence[Candidate], prefer: Prefer, judged: NDArray[np.
 
 
 def _unseen(candidates: Sequence[Candidate], tuned: Candidate, prefer: Prefer, fold: Ints) -> Floats:
-    """Log-probabilities for each example by a head whose taps, too, were chosen without the example's fold.
+    """Log-probabilities for each example by a head whose taps were chosen by the results of the other folds.
 
     `fold` are the folds of the first draw.
     """
