@@ -115,7 +115,7 @@ def _address(home: Path, temporary: list[Path]) -> Path:
     address = home / "redis.sock"
     if len(os.fsencode(address)) <= SOCKET_PATH_BYTES:
         return address
-    return _temporary(temporary, parent="/tmp") / address.name  # noqa: S108 ($TMPDIR may be long itself)
+    return _temporary(temporary, parent="/tmp") / address.name  # noqa: S108 - $TMPDIR may be long itself
 
 
 def _place(home: Path, address: Path, port: int | None) -> dict[str, str]:

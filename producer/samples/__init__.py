@@ -103,7 +103,7 @@ def generate(count: int = COUNT, seed: int = SEED) -> list[dict[str, str]]:
 
     Lengths and labels are shuffled so that any first N tickets have about the same mix of both.
     """
-    return list(islice(_stream(random.Random(seed)), count))  # noqa: S311  (sample text, no secret)
+    return list(islice(_stream(random.Random(seed)), count))  # noqa: S311 - sample text, no secret
 
 
 def to_jsonl(tickets: Iterable[dict[str, str]]) -> str:

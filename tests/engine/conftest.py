@@ -83,7 +83,7 @@ def _way(name: str, strategy: str, dtype: str) -> Classifier:
     """SmolLM2 run in one way. Models are shared, nothing is certified: both take long in float32 on one thread."""
     task = REFUNDS if name == REFUNDS.name else load_task(name)
     if dtype == "bfloat16":
-        loaded = replace(_model(packs=False), model=_loaded().strategy._model)  # type: ignore[attr-defined]
+        loaded = replace(_model(packs=False), model=_loaded().strategy._model)  # type: ignore[attr-defined]  # a Protocol
     else:
         loaded = _model(packs=strategy == "packed")
     prompter = Prompter(task, loaded.tokenizer, loaded.window)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -32,9 +33,9 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def run(command: object, *arguments: object) -> Result:
+def run(command: click.Command, *arguments: object) -> Result:
     """The command's result; errors of ours are raised as `lengthwise` meets them."""
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments])  # type: ignore[arg-type]
+    result = CliRunner().invoke(command, list(map(str, arguments)))
     if isinstance(result.exception, (UsageError, ConfigError)):
         raise result.exception
     assert result.exit_code == 0, result.output

@@ -42,7 +42,7 @@ def bits(way: tuple[str, str], loaded: Classifier) -> float:
 
 def prefix_hash(strategy: Strategy) -> str:
     """A hash over the keys and values of every layer of the prefix, however a strategy calls them."""
-    kept = getattr(strategy, "prefix", None) or strategy._prefix  # type: ignore[attr-defined]
+    kept = getattr(strategy, "prefix", None) or strategy._prefix  # type: ignore[attr-defined]  # a Protocol
     digest = hashlib.sha256()
     for pair in kept:
         for part in pair:

@@ -132,7 +132,7 @@ def test_our_layers_are_left_if_they_differ(tiny: Tiny, tickets: list[str], monk
 def test_bfloat16_rounds_no_rotary_frequency(tiny: Tiny) -> None:
     """The fault: a model turned into bfloat16 as a whole has rotary frequencies of three digits."""
     for kind in ("llama", "phi", "gemma"):
-        model: Any = load(tiny(kind, head_dim=16), "bfloat16").strategy._model  # type: ignore[attr-defined]
+        model: Any = load(tiny(kind, head_dim=16), "bfloat16").strategy._model  # type: ignore[attr-defined]  # a Protocol
         assert model.base_model.rotary_emb.inv_freq.dtype is torch.float32
 
 

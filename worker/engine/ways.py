@@ -199,8 +199,8 @@ def layer_weights(model: str, layers: int) -> tuple[int, int]:
 
     with torch.device("meta"):
         config = AutoConfig.from_pretrained(locate(model))
-        # transformers leaves it untyped
-        backbone = AutoModelForCausalLM.from_config(config).base_model  # type: ignore[no-untyped-call]
+        model_ = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers' own
+        backbone = model_.base_model
     linears = {
         name: module.weight.numel()
         for name, module in backbone.named_modules()

@@ -26,7 +26,7 @@ class MovedElsewhereError(redis.ConnectionError):
 def open_place(place: Place, **options: Any) -> "redis.Redis":
     """A client that repeats what was sent to the wrong cluster node and nothing else."""
     asking = {**parse_url(place.asking_url), **options}  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-    server = parse_url(place.server_url)  # type: ignore[no-untyped-call]
+    server = parse_url(place.server_url)  # type: ignore[no-untyped-call]  # likewise
     kind = _FoundTls if server.pop("connection_class", None) else _Found
     redirect = Retry(ExponentialBackoff(LONGEST_PAUSE_S, FIRST_PAUSE_S), REDIRECTIONS, (MovedElsewhereError,))
     settings = {**server, **options, "retry": redirect, "finder": Finder(place), "asking": asking}
@@ -35,7 +35,7 @@ def open_place(place: Place, **options: Any) -> "redis.Redis":
 
 class _Found(redis.Connection):
     def __init__(self, *, finder: Finder, asking: dict[str, Any], **options: Any) -> None:
-        super().__init__(**options)  # type: ignore[no-untyped-call]
+        super().__init__(**options)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
         self._finder, self._asking = finder, asking
 
     def _connect(self) -> Any:
@@ -43,7 +43,7 @@ class _Found(redis.Connection):
         if found is None:
             raise redis.ConnectionError("none of the servers asked knows where the queue's server is")
         self.host, self.port = found
-        return super()._connect()  # type: ignore[no-untyped-call]
+        return super()._connect()  # type: ignore[no-untyped-call]  # likewise
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         try:
